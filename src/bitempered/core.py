@@ -1,0 +1,182 @@
+"""The mathematics of the bi-tempered logistic loss, on one page.
+
+Symbols follow the paper (Amid, Warmuth, Anil, Koren: Robust Bi-Tempered Logistic Loss Based on
+Bregman Divergences, NeurIPS 2019). For the temperature t of the softmax write
+
+    s = t - 1        u_i = max(a) - a_i        m = -log(largest probability)
+
+Then  y_hat_i = exp_t(a_i - lambda_t(a))  reads
+
+    log y_hat_i = -m + log r_i,      log r_i = -psi_s(u_i e^(-s m)),      lambda_t(a) = max(a) + phi_s(m)
+
+Staying with log-probabilities, log1p and expm1 keeps every t exact, those next to 1 included: lambda_t - a is
+never formed, and no power of 0 or of the number of classes is taken.
+
+Every function works on the arrays of any framework. `xp` is a small namespace with exp, expm1, log, log1p, where,
+ones_like, and sum and max with `axis`, keeping the reduced axis. Dtypes, label encoding, reduction over examples and
+validation belong to the adapters.
+"""
+
+import math
+from typing import Any
+
+Array = Any  # of the framework that `xp` belongs to
+Temperature = Any  # a Python number, or an array that broadcasts against the logits
+
+# log1p(x) / x and expm1(x) / x as power series: for abs(x) < 1e-3 what is left out is below 1e-18.
+_LOG1P_SERIES = (1.0, -1 / 2, 1 / 3, -1 / 4, 1 / 5, -1 / 6)
+_EXPM1_SERIES = (1.0, 1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720)
+
+
+def psi(v: Array, s: Temperature, *, xp: Any) -> Array:
+    """log1p(s v) / s, and v at s = 0: the inverse of `phi`, smooth in v and s."""
+    return _quotient(xp.log1p, _LOG1P_SERIES, v, s, xp)
+
+
+def phi(v: Array, s: Temperature, *, xp: Any) -> Array:
+    """expm1(s v) / s, and v at s = 0: the inverse of `psi`, smooth in v and s."""
+    return _quotient(xp.expm1, _EXPM1_SERIES, v, s, xp)
+
+
+def _quotient(f: Any, series: tuple[float, ...], v: Array, s: Temperature, xp: Any) -> Array:
+    if isinstance(s, float | int):
+        return v if s == 0 else f(s * v) / s
+    # An array s may hold zeros and may be differentiated: the series carries both through s = 0.
+    x = s * v
+    small = abs(x) < 1e-3
+    near, power = 0.0, xp.where(small, x, 0.0)
+    for coefficient in reversed(series):
+        near = near * power + coefficient
+    return xp.where(small, near * v, f(xp.where(small, 1.0, x)) / xp.where(small, 1.0, s))
+
+
+def log_t(x: Array, t: Temperature, *, xp: Any) -> Array:
+    """The tempered logarithm (x^(1-t) - 1) / (1 - t), and log x at t = 1."""
+    return phi(xp.log(x), 1 - t, xp=xp)
+
+
+def exp_t(x: Array, t: Temperature, *, xp: Any) -> Array:
+    """The tempered exponential [1 + (1-t) x]_+^(1/(1-t)), and exp x at t = 1: the inverse of `log_t`.
+
+    Where the bracket is empty it is 0 for t < 1 and infinite for t > 1.
+    """
+    outside = (1 - t) * x <= -1
+    inside = psi(xp.where(outside, 0.0, x), 1 - t, xp=xp)
+    return xp.exp(xp.where(outside, (t - 1) * math.inf, inside))
+
+
+def gaps(a: Array, *, axis: int, xp: Any) -> Array:
+    """u_i = max(a) - a_i, infinite for a masked class (a logit of -inf)."""
+    return xp.max(a, axis=axis) - a
+
+
+def ratios(u: Array, m: Array, t: Temperature, *, xp: Any) -> tuple[Array, Array]:
+    """log r_i and r_i^(t-1) = 1 / (1 + s u_i e^(-s m)); -inf and 0 for masked classes and outside a finite support."""
+    s = t - 1
+    masked = u == math.inf
+    v = xp.where(masked, 0.0, u) * xp.exp(-s * m)
+    outside = masked | (s * v <= -1)
+    v = xp.where(outside, 0.0, v)
+    return xp.where(outside, -math.inf, -psi(v, s, xp=xp)), xp.where(outside, 0.0, 1 / (1 + s * v))
+
+
+def normalizer(u: Array, t: Temperature, *, steps: int, axis: int, xp: Any) -> Array:
+    """m such that the probabilities e^(-m) r_i sum to 1, by `steps` Newton steps (see `newton_steps`).
+
+    With Z = e^(-m) sum r, this is Newton's method for Z^(-s) = 1 in lambda, written in m:
+    m <- m + psi_s(phi_s(log Z) R) with R = sum r / sum r^t, rearranged so that Z^s cannot overflow. Z^(-s) is a power
+    mean (t > 1) or a norm (t < 1) of functions linear in lambda, so that m climbs monotonically from any lower
+    bound. At t = 1 one step is log-sum-exp.
+    """
+    s = t - 1
+    m = _lower_bound(u, t, axis=axis, xp=xp)
+    for _ in range(steps):
+        log_r, r_to_s = ratios(u, m, t, xp=xp)
+        r = xp.exp(log_r)
+        total = xp.sum(r, axis=axis)
+        log_z = xp.log(total) - m
+        excess = total / xp.sum(r * r_to_s, axis=axis) - 1
+        m = m + log_z + psi(excess * phi(log_z, -s, xp=xp), s, xp=xp)
+    return m
+
+
+def _lower_bound(u: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
+    """Jensen's inequality on sum r: m >= log K - psi_{-s}(mean(u) K^(-s)) where that is defined, and m >= 0."""
+    s = t - 1
+    masked = u == math.inf
+    count = xp.sum(xp.where(masked, 0.0, xp.ones_like(u)), axis=axis)
+    mean = xp.sum(xp.where(masked, 0.0, u), axis=axis) / count
+    v = mean * xp.exp(-s * xp.log(count))
+    defined = s * v < 1
+    bound = xp.log(count) - psi(xp.where(defined, v, 0.0), -s, xp=xp)
+    return xp.where(defined & (bound > 0), bound, 0.0)
+
+
+def newton_steps(t: float, classes: int, eps: float) -> int:
+    """How many steps of `normalizer` reach rounding error, whatever the logits, in a dtype of precision `eps`.
+
+    Fitted above what an adversarial search over logits can force, for up to 2^18 classes (tests/test_solver.py).
+    """
+    if t == 1:
+        return 1
+    x = abs(t - 1) * math.log(max(classes, 2))
+    bound = min(10, 3 + 2 * math.log2(1 + x)) if t > 1 else min(14, 3 + 3 * x)
+    return int(bound) + (2 if eps < 1e-10 else 0)
+
+
+def log_probs(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
+    """log y_hat_i = log r_i - m."""
+    return ratios(u, m, t, xp=xp)[0] - m
+
+
+def escort(log_p: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
+    """The escort distribution y_hat_i^t / sum_j y_hat_j^t, which is the gradient of lambda_t."""
+    outside = log_p == -math.inf
+    log_r = xp.where(outside, 0.0, log_p) - xp.max(log_p, axis=axis)
+    weights = xp.where(outside, 0.0, xp.exp(t * log_r))
+    return weights / xp.sum(weights, axis=axis)
+
+
+def loss(y: Array, log_p: Array, t1: Temperature, *, axis: int, xp: Any) -> Array:
+    """The Bregman divergence Delta_{F_t1}(y, y_hat) from the target y to y_hat = exp(log_p).
+
+    Per class  y (log_t1 y - log_t1 y_hat) - (y^(2-t1) - y_hat^(2-t1)) / (2 - t1), which with d = log(y / y_hat) is
+
+        y^(2-t1) (phi_{t1-1}(d) - phi_{t1-2}(d))  =  y_hat^(2-t1) (e^d phi_{1-t1}(d) - phi_{2-t1}(d)):
+
+    exact near d = 0, the first free of overflow for d >= 0, the second for d <= 0.
+    """
+    log_y = xp.log(xp.where(y > 0, y, 1.0))
+    d = log_y - log_p
+    above, below = xp.where(d < 0, 0.0, d), xp.where(d < 0, d, 0.0)
+    y_power, p_power = xp.exp((2 - t1) * log_y), xp.exp((2 - t1) * log_p)
+    smaller = (3 - t1 - abs(1 - t1)) / 2  # min(1, 2 - t1): e^d phi_{1-t1}(d) = e^(smaller d) phi_{abs(1-t1)}(d)
+    present = y_power * (phi(above, t1 - 1, xp=xp) - phi(above, t1 - 2, xp=xp)) + p_power * (
+        xp.exp(smaller * below) * phi(below, abs(1 - t1), xp=xp) - phi(below, 2 - t1, xp=xp)
+    )
+    divergence = xp.sum(xp.where(y > 0, present, p_power / (2 - t1)), axis=axis)
+    return xp.where(divergence < 0, 0.0, divergence)  # only rounding takes it below 0
+
+
+def gradient(y: Array, log_p: Array, e: Array, t1: Temperature, t2: Temperature, *, axis: int, xp: Any) -> Array:
+    """dL/da_i = v_i - e_i sum_j v_j, with v_j = (y_hat_j - y_j) y_hat_j^(t2-t1) and the escort distribution e.
+
+    Outside a finite support v is 0. A masked class has y_hat = 0, and 0^0 = 1 as in cross-entropy.
+    """
+    outside = log_p == -math.inf
+    power = xp.exp((t2 - t1) * xp.where(outside, 0.0, log_p))
+    v = xp.where(outside, -y * ((t1 == t2) & (t2 >= 1)), (xp.exp(log_p) - y) * power)
+    return v - e * xp.sum(v, axis=axis)
+
+
+def target_gradient(y: Array, log_p: Array, t1: Temperature, *, xp: Any) -> Array:
+    """The gradient of the divergence in its first argument, log_t1 y - log_t1 y_hat."""
+    difference = log_t(y, t1, xp=xp) - phi(log_p, 1 - t1, xp=xp)
+    return xp.where((y == 0) & (log_p == -math.inf), 0.0, difference)
+
+
+def pullback(g: Array, log_p: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
+    """The gradient in the logits of sum_i g_i log y_hat_i: d log y_hat_i = y_hat_i^(t-1) (da_i - sum_j e_j da_j)."""
+    outside = log_p == -math.inf
+    v = xp.where(outside, 0.0, g) * xp.exp((t - 1) * xp.where(outside, 0.0, log_p))
+    return v - escort(log_p, t, axis=axis, xp=xp) * xp.sum(v, axis=axis)

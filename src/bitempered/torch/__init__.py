@@ -1,0 +1,26 @@
+"""The bi-tempered logistic loss for PyTorch: functions with the manners of `torch.nn.functional`, and modules."""
+
+from bitempered.torch.functional import (
+    bi_tempered_binary_logistic_loss,
+    bi_tempered_logistic_loss,
+    exp_t,
+    log_partition,
+    log_t,
+    tempered_log_softmax,
+    tempered_sigmoid,
+    tempered_softmax,
+)
+from bitempered.torch.modules import BiTemperedBinaryLogisticLoss, BiTemperedLogisticLoss
+
+__all__ = [
+    "BiTemperedBinaryLogisticLoss",
+    "BiTemperedLogisticLoss",
+    "bi_tempered_binary_logistic_loss",
+    "bi_tempered_logistic_loss",
+    "exp_t",
+    "log_partition",
+    "log_t",
+    "tempered_log_softmax",
+    "tempered_sigmoid",
+    "tempered_softmax",
+]

@@ -1,0 +1,219 @@
+"""The two differentiable operations that everything in `bitempered.torch` is made of.
+
+Each solves once in forward. Backward uses `core`'s closed forms in plain torch operations on what forward saved, so
+it never iterates and can itself be differentiated: the extra output (the log-probabilities, or the per-row `m`) ties
+the graph of a second derivative back to the logits.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitempered import core
+
+xp = SimpleNamespace(
+    exp=torch.exp,
+    expm1=torch.expm1,
+    log=torch.log,
+    log1p=torch.log1p,
+    ones_like=torch.ones_like,
+    where=torch.where,
+    max=lambda x, axis: torch.amax(x, dim=axis, keepdim=True),
+    sum=lambda x, axis: torch.sum(x, dim=axis, keepdim=True),
+)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _solve(a: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor]:
+    u = core.gaps(a, axis=axis, xp=xp)
+    steps = core.newton_steps(t, a.shape[axis], torch.finfo(a.dtype).eps)
+    return u, core.normalizer(u, t, steps=steps, axis=axis, xp=xp)
+
+
+class _LogSoftmax(torch.autograd.Function):
+    """(logits, t, axis) -> log-probabilities, and lambda_t with the axis kept at length 1."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        a = logits.to(compute_dtype(logits.dtype))
+        u, m = _solve(a, t, axis)
+        return core.log_probs(u, m, t, xp=xp), xp.max(a, axis=axis) + core.phi(m, t - 1, xp=xp)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        logits, ctx.t, ctx.axis = inputs
+        ctx.dtype = logits.dtype
+        ctx.save_for_backward(output[0])
+        ctx.save_for_forward(output[0])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, g_log_p: Tensor | None, g_lambda: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        (log_p,) = ctx.saved_tensors
+        grad = 0.0
+        if g_log_p is not None:
+            grad = grad + core.pullback(g_log_p, log_p, ctx.t, axis=ctx.axis, xp=xp)
+        if g_lambda is not None:
+            grad = grad + g_lambda * core.escort(log_p, ctx.t, axis=ctx.axis, xp=xp)
+        return (grad.to(ctx.dtype) if isinstance(grad, Tensor) else None), None, None
+
+
+class _LogSoftmaxForwardMode(_LogSoftmax):
+    @staticmethod
+    def jvp(ctx: Any, logits: Tensor, *_: None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        (log_p,) = ctx.saved_tensors
+        da = logits.to(log_p.dtype)
+        d_lambda = xp.sum(core.escort(log_p, ctx.t, axis=ctx.axis, xp=xp) * da, axis=ctx.axis)
+        outside = log_p == -torch.inf
+        power = torch.exp((ctx.t - 1) * torch.where(outside, 0.0, log_p))
+        return torch.where(outside, 0.0, power * (da - d_lambda)), d_lambda
+
+
+class _Loss(torch.autograd.Function):
+    """(logits, target, class weights, t1, t2, axis, smoothing, ignore_index) -> loss per example, and its `m`.
+
+    Both outputs keep the class axis at length 1. An axis of None says binary: one logit a against a fixed 0, on a
+    class axis that exists only inside. What is saved: the inputs and `m`.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        logits: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        t1: float,
+        t2: float,
+        axis: int | None,
+        label_smoothing: float,
+        ignore_index: int,
+    ) -> tuple[Tensor, Tensor]:
+        a, y, total, _, axis = _encode(logits, target, weight, axis, label_smoothing, ignore_index)
+        u, m = _solve(a, t2, axis)
+        divergence = core.loss(y, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp)
+        return torch.where(total == 0, 0.0, total * divergence), m
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.options = inputs[3:]
+        ctx.save_for_backward(*inputs[:3], output[1])
+        ctx.save_for_forward(*inputs[:3], output[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, g_loss: Tensor | None, g_m: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        logits, target = ctx.saved_tensors[:2]
+        binary = ctx.options[2] is None
+        loss_by_a, m_by_a, loss_by_y = _partials(ctx, ctx.needs_input_grad[1])
+        grad = grad_target = None
+        if g_loss is not None:
+            grad = g_loss * loss_by_a
+            if loss_by_y is not None:
+                by_y = g_loss * loss_by_y
+                grad_target = by_y[..., 1] - by_y[..., 0] if binary else by_y
+        if g_m is not None:
+            grad = g_m * m_by_a if grad is None else grad + g_m * m_by_a
+        if grad is not None:
+            grad = (grad[..., 1] if binary else grad).to(logits.dtype)
+        if grad_target is not None:
+            grad_target = grad_target.to(target.dtype)
+        return grad, grad_target, None, None, None, None, None, None
+
+
+class _LossForwardMode(_Loss):
+    @staticmethod
+    def jvp(ctx: Any, d_logits: Tensor | None, d_target: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        binary = ctx.options[2] is None
+        axis = -1 if binary else ctx.options[2]
+        loss_by_a, m_by_a, loss_by_y = _partials(ctx, d_target is not None)
+        d_loss, d_m = torch.zeros_like(ctx.saved_tensors[3]), torch.zeros_like(ctx.saved_tensors[3])
+        if d_logits is not None:
+            da = torch.stack((torch.zeros_like(d_logits), d_logits), dim=-1) if binary else d_logits
+            d_loss = d_loss + xp.sum(loss_by_a * da, axis=axis)
+            d_m = d_m + xp.sum(m_by_a * da, axis=axis)
+        if loss_by_y is not None and d_target is not None:
+            dy = torch.stack((-d_target, d_target), dim=-1) if binary else d_target
+            d_loss = d_loss + xp.sum(loss_by_y * dy, axis=axis)
+        return d_loss, d_m
+
+
+def _encode(
+    logits: Tensor, target: Tensor, weight: Tensor | None, axis: int | None, label_smoothing: float, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
+    """The logits a to compute with, the target q = w y / W, W, the weights w as they broadcast, the class axis."""
+    a = logits.to(compute_dtype(logits.dtype))
+    kept = None
+    if axis is None:
+        axis = -1
+        y = target.to(a.dtype)
+        a, y = torch.stack((torch.zeros_like(a), a), dim=-1), torch.stack((1 - y, y), dim=-1)
+        if weight is not None:
+            weight = torch.stack((torch.ones_like(weight), weight), dim=-1)
+    else:
+        along_axis = [-1] + [1] * (a.dim() - axis - 1)
+        if weight is not None:
+            weight = weight.view(along_axis)
+        if target.is_floating_point():
+            y = target.to(a.dtype)
+        else:
+            y = (torch.arange(a.shape[axis], device=a.device).view(along_axis) == target.unsqueeze(axis)).to(a.dtype)
+            kept = (target != ignore_index).unsqueeze(axis)
+        if label_smoothing:
+            y = (1 - label_smoothing) * y + label_smoothing / a.shape[axis]
+    if weight is not None:
+        weight = weight.to(a.dtype)
+        y = y * weight
+    total = xp.sum(y, axis=axis)
+    y = y / torch.where(total == 0, 1.0, total)
+    if kept is not None:
+        total = torch.where(kept, total, 0.0)
+    return a, y, total, weight, axis
+
+
+def _partials(ctx: Any, for_target: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The derivatives of a _Loss in the logits a, of its `m` in a, and of the loss in the class probabilities."""
+    logits, target, weight, m = ctx.saved_tensors
+    t1, t2, axis, label_smoothing, ignore_index = ctx.options
+    a, y, total, weight, axis = _encode(logits, target, weight, axis, label_smoothing, ignore_index)
+    # The shift is a constant here, and m the function psi_s(lambda - shift): ties in the maximum do not matter.
+    log_p = core.log_probs(xp.max(a, axis=axis).detach() - a, m, t2, xp=xp)
+    e = core.escort(log_p, t2, axis=axis, xp=xp)
+    loss_by_a = torch.where(total == 0, 0.0, total * core.gradient(y, log_p, e, t1, t2, axis=axis, xp=xp))
+    m_by_a = torch.exp((1 - t2) * m) * e
+    if not for_target:
+        return loss_by_a, m_by_a, None
+    # W Delta(q, y_hat) in z = w y: W = sum z and q = z / W vary together.
+    by_q = core.target_gradient(y, log_p, t1, xp=xp)
+    mean = xp.sum(torch.where(y == 0, 0.0, y * by_q), axis=axis)
+    loss_by_z = core.loss(y, log_p, t1, axis=axis, xp=xp) + by_q - mean
+    loss_by_y = (1 - label_smoothing) * (loss_by_z if weight is None else loss_by_z * weight)
+    return loss_by_a, m_by_a, torch.where(total == 0, 0.0, loss_by_y)
+
+
+def log_softmax_and_partition(logits: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor]:
+    # torch.compile does not take a Function with a forward-mode rule.
+    function = _LogSoftmax if torch.compiler.is_compiling() else _LogSoftmaxForwardMode
+    return function.apply(logits, t, axis)
+
+
+def loss_per_example(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    t1: float,
+    t2: float,
+    axis: int | None,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+) -> Tensor:
+    function = _Loss if torch.compiler.is_compiling() else _LossForwardMode
+    rows, _ = function.apply(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
+    return rows.squeeze(-1 if axis is None else axis)

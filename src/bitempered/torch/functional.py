@@ -1,0 +1,371 @@
+"""The public functions: they check, call the differentiable operations, and reduce."""
+
+import math
+from collections.abc import Callable
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from bitempered import core
+from bitempered.torch.autograd import compute_dtype, log_softmax_and_partition, loss_per_example, xp
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
+
+
+def log_t(x: Tensor, t: float) -> Tensor:
+    """The tempered logarithm, (x^(1-t) - 1) / (1 - t); the natural one at t = 1.
+
+    Increasing and concave; bounded below by -1 / (1 - t) for t < 1.
+
+    Args:
+        x: any shape; NaN where negative.
+        t: the temperature, a finite number >= 0.
+
+    >>> log_t(torch.tensor([0.25, 1.0, 4.0]), 0.5)
+    tensor([-1.,  0.,  2.])
+    """
+    t = _check_temperature(t, "t")
+    _check_floating(x, "x")
+    wide = x.to(compute_dtype(x.dtype))
+    if t >= 1:
+        return core.log_t(wide, t, xp=xp).to(x.dtype)
+    # At x = 0 the chain rule through log is 0 times inf; the power itself has the derivative x^-t.
+    zero = wide == 0
+    at_zero = (torch.where(zero, wide, 1.0) ** (1 - t) - 1) / (1 - t)
+    return torch.where(zero, at_zero, core.log_t(torch.where(zero, 1.0, wide), t, xp=xp)).to(x.dtype)
+
+
+def exp_t(x: Tensor, t: float) -> Tensor:
+    """The tempered exponential, [1 + (1-t) x]_+^(1/(1-t)); the natural one at t = 1.
+
+    The inverse of `log_t`. For t > 1 its tail is heavier than that of exp, and it is infinite from 1 / (t - 1) on; for
+    t < 1 it is 0 below -1 / (1 - t).
+
+    Args:
+        x: any shape.
+        t: the temperature, a finite number >= 0.
+
+    >>> exp_t(torch.tensor([-3.0, 0.0, 2.0]), 0.5)
+    tensor([0., 1., 4.])
+    """
+    t = _check_temperature(t, "t")
+    _check_floating(x, "x")
+    return core.exp_t(x.to(compute_dtype(x.dtype)), t, xp=xp).to(x.dtype)
+
+
+def log_partition(logits: Tensor, t: float, dim: int = -1) -> Tensor:
+    """lambda_t(logits), the number that makes exp_t(logits - lambda_t) sum to 1 along `dim`.
+
+    Log-sum-exp at t = 1. Its gradient is the escort distribution, p^t / sum(p^t). Infinite where it overflows the
+    dtype, which happens for t far above 1.
+
+    Returns:
+        The shape of `logits` without `dim`.
+
+    >>> log_partition(torch.zeros(4), 2.0)
+    tensor(3.)
+    """
+    return _log_softmax(logits, t, dim)[1].squeeze(dim).to(_result_dtype(logits))
+
+
+def tempered_log_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
+    """The natural logarithm of `tempered_softmax`, computed without forming it; -inf outside a finite support (t < 1).
+
+    >>> tempered_log_softmax(torch.zeros(4), 1.2).exp()
+    tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
+    return _log_softmax(logits, t, dim)[0].to(_result_dtype(logits))
+
+
+def tempered_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
+    """exp_t(logits - lambda_t(logits)): the probabilities of a model trained with temperature t2 = t.
+
+    Softmax at t = 1; a heavier tail for t > 1; sparse for t < 1 (sparsemax at t = 0). Logits of -inf get probability 0.
+
+    Args:
+        logits: any shape.
+        t: the temperature, a finite number >= 0.
+        dim: the dimension that sums to 1.
+
+    >>> tempered_softmax(torch.tensor([4.0, 2.0, 0.0]), 0.0)
+    tensor([1., 0., 0.])
+    """
+    return _log_softmax(logits, t, dim)[0].exp().to(_result_dtype(logits))
+
+
+def tempered_sigmoid(logits: Tensor, t: float) -> Tensor:
+    """The probability of the positive class, tempered_softmax([0, a])[1] for each logit a; the sigmoid at t = 1.
+
+    >>> tempered_sigmoid(torch.zeros(2), 1.5)
+    tensor([0.5000, 0.5000])
+    """
+    _check_floating(logits, "logits")
+    pairs = torch.stack((torch.zeros_like(logits), logits), dim=-1)
+    return tempered_softmax(pairs, t, dim=-1)[..., 1]
+
+
+def bi_tempered_logistic_loss(
+    logits: Tensor,
+    target: Tensor,
+    t1: float,
+    t2: float,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    r"""The robust bi-tempered logistic loss, with the arguments and the manners of `torch.nn.functional.cross_entropy`.
+
+    With y_hat = `tempered_softmax(logits, t2)`, the loss of one example is the Bregman divergence
+
+    .. math:: \sum_i y_i (\log_{t_1} y_i - \log_{t_1} \hat y_i) - \frac{1}{2-t_1} (y_i^{2-t_1} - \hat y_i^{2-t_1}).
+
+    It is 0 exactly at y = y_hat. At t1 = t2 = 1 it is the cross-entropy, less the entropy of the target.
+
+    Args:
+        logits: (C), (N, C) or (N, C, d1, ...), in float16, bfloat16, float32 or float64. -inf masks a class.
+        target: class indices of any integer dtype, shaped like `logits` without C; or class probabilities in a
+            floating dtype, shaped like `logits`.
+        t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
+        t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
+        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W.
+        ignore_index: a class index that counts for nothing. Not with class probabilities.
+        reduction: "none", "sum" or "mean", which divides as `cross_entropy` does: by the summed weights of the targets
+            for class indices, by the number of examples for class probabilities.
+        label_smoothing: e in [0, 1] makes y into (1 - e) y + e / C.
+
+    Returns:
+        A scalar, or for "none" the shape of `logits` without C. The dtype is that of `logits`, float32 under autocast.
+
+    Class indices and probabilities are checked by value on CPU, and by a device-side assert on CUDA; not under vmap,
+    compile, export and graph capture.
+
+    >>> logits = torch.tensor([[4.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
+    >>> bi_tempered_logistic_loss(logits, torch.tensor([0, 2]), t1=0.8, t2=1.2, reduction="none")
+    tensor([0.0144, 2.4834])
+
+    Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
+    """
+    t1, t2 = _check_temperatures(t1, t2)
+    _check_reduction(reduction)
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise RuntimeError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+    _check_floating(logits, "logits")
+    if logits.dim() == 0:
+        raise ValueError("logits must have a class dimension: (C), (N, C) or (N, C, d1, ...), got a scalar")
+    axis = min(1, logits.dim() - 1)
+    target, indices = _check_target(logits, target, axis, ignore_index)
+    _check_weight(weight, "weight", logits)
+    if weight is not None and weight.shape != logits.shape[axis : axis + 1]:
+        raise RuntimeError(
+            f"weight must have one entry for each of the {logits.shape[axis]} classes, got shape {tuple(weight.shape)}"
+        )
+
+    losses = loss_per_example(logits, target, weight, t1, t2, axis, float(label_smoothing), ignore_index)
+    if reduction == "mean" and indices:
+        kept = target != ignore_index
+        if weight is None:
+            total = kept.sum()
+        else:
+            total = torch.where(kept, weight[torch.where(kept, target, 0)], 0.0).sum()
+        return (losses.sum() / total).to(_result_dtype(logits))
+    return _reduce(losses, reduction).to(_result_dtype(logits))
+
+
+def bi_tempered_binary_logistic_loss(
+    logits: Tensor,
+    target: Tensor,
+    t1: float,
+    t2: float,
+    *,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """`bi_tempered_logistic_loss` of each logit against 0, in the manners of `binary_cross_entropy_with_logits`.
+
+    A logit a with target y is the two-class problem with logits (0, a) and probabilities (1 - y, y).
+
+    Args:
+        logits: any shape, in float16, bfloat16, float32 or float64.
+        target: probabilities of the positive class in [0, 1], of any dtype, shaped like `logits`.
+        t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
+        t2: temperature of the sigmoid, t2 >= t1. Above 1 its tail is heavy.
+        weight: multiplies each loss; broadcasts to the shape of `logits`.
+        pos_weight: the class weights (1, pos_weight); broadcasts to the shape of `logits`.
+        reduction: "none", "sum" or "mean" over all elements.
+
+    Returns:
+        A scalar, or for "none" the shape of `logits`. The dtype is that of `logits`, float32 under autocast.
+
+    >>> bi_tempered_binary_logistic_loss(torch.tensor([-8.0, 8.0]), torch.tensor([0.0, 0.0]), 0.5, 2.0, reduction="none")
+    tensor([0.0097, 0.9979])
+    """
+    t1, t2 = _check_temperatures(t1, t2)
+    _check_reduction(reduction)
+    _check_floating(logits, "logits")
+    _check_tensor(target, "target")
+    if target.shape != logits.shape:
+        raise ValueError(f"target must have the shape of logits, {tuple(logits.shape)}, got {tuple(target.shape)}")
+    if target.is_complex():
+        raise RuntimeError(f"target must be real, got {target.dtype}")
+    for name, value in (("weight", weight), ("pos_weight", pos_weight)):
+        _check_weight(value, name, logits)
+        if value is not None and not _broadcasts(value, logits):
+            raise RuntimeError(
+                f"{name} must broadcast to the shape of logits, {tuple(logits.shape)}, got {tuple(value.shape)}"
+            )
+    _check_values(
+        target,
+        lambda: (target >= 0) & (target <= 1),
+        lambda: ValueError(f"target must be probabilities in [0, 1], got {_range(target)}"),
+    )
+    if pos_weight is not None:
+        pos_weight = pos_weight.expand_as(logits)
+    losses = loss_per_example(logits, target, pos_weight, t1, t2, None)
+    if weight is not None:
+        losses = losses * weight
+    return _reduce(losses, reduction).to(_result_dtype(logits))
+
+
+def _log_softmax(logits: Tensor, t: float, dim: int) -> tuple[Tensor, Tensor]:
+    t = _check_temperature(t, "t")
+    _check_floating(logits, "logits")
+    if logits.dim() == 0:
+        raise ValueError("logits must have a class dimension, got a scalar")
+    if not -logits.dim() <= dim < logits.dim():
+        raise IndexError(f"dim must be in [{-logits.dim()}, {logits.dim() - 1}] for this shape, got {dim}")
+    return log_softmax_and_partition(logits, t, dim % logits.dim())
+
+
+def _result_dtype(logits: Tensor) -> torch.dtype:
+    if torch.is_autocast_enabled(logits.device.type):
+        return compute_dtype(logits.dtype)
+    return logits.dtype
+
+
+def _reduce(losses: Tensor, reduction: str) -> Tensor:
+    if reduction == "mean":
+        return losses.mean()
+    return losses.sum() if reduction == "sum" else losses
+
+
+def _check_temperature(t: float, name: str) -> float:
+    if not isinstance(t, Real):
+        raise TypeError(f"{name} must be a number, got {type(t).__name__}")
+    if not (0 <= t < math.inf):
+        raise ValueError(f"{name} must be a finite number >= 0, got {t}")
+    return float(t)
+
+
+def _check_temperatures(t1: float, t2: float) -> tuple[float, float]:
+    t1, t2 = _check_temperature(t1, "t1"), _check_temperature(t2, "t2")
+    if t1 >= 2:
+        raise ValueError(f"t1 must be in [0, 2), got {t1}")
+    if t1 > t2:
+        raise ValueError(f"t1 must not exceed t2, got t1 = {t1} and t2 = {t2}")
+    return t1, t2
+
+
+def _check_reduction(reduction: str) -> None:
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f'reduction must be "none", "mean" or "sum", got {reduction!r}')
+
+
+def _check_tensor(x: Tensor, name: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+
+
+def _check_floating(x: Tensor, name: str) -> None:
+    _check_tensor(x, name)
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise RuntimeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
+
+
+def _check_weight(weight: Tensor | None, name: str, logits: Tensor) -> None:
+    if weight is None:
+        return
+    _check_floating(weight, name)
+    if weight.requires_grad:
+        raise RuntimeError(f"{name} cannot require a gradient: the loss is not differentiated in it; detach it")
+    if weight.device != logits.device:
+        raise RuntimeError(f"{name} is on {weight.device} and logits on {logits.device}: they must be on one device")
+
+
+def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) -> tuple[Tensor, bool]:
+    """The target, class indices as int64, and whether it is class indices; raises where it does not fit `logits`."""
+    _check_tensor(target, "target")
+    classes = logits.shape[axis]
+    rows = logits.shape[:axis] + logits.shape[axis + 1 :]
+    if target.dtype in _INTEGERS:
+        if target.shape != rows:
+            hint = ""
+            if target.shape == logits.shape:
+                hint = "; for class probabilities, give a floating dtype"
+            raise ValueError(
+                f"target with class indices must have the shape {tuple(rows)} for logits of shape"
+                f" {tuple(logits.shape)}, got {tuple(target.shape)}{hint}"
+            )
+        index = target.long()
+        _check_values(
+            index,
+            lambda: ((index >= 0) & (index < classes)) | (index == ignore_index),
+            lambda: IndexError(
+                f"target must hold class indices from 0 to {classes - 1} or ignore_index ({ignore_index}),"
+                f" got {_range(index[index != ignore_index])}"
+            ),
+        )
+        return index, True
+    if not target.is_floating_point():
+        raise RuntimeError(f"target must hold class indices (integers) or probabilities (floats), got {target.dtype}")
+    if target.shape != logits.shape:
+        hint = ""
+        if target.shape == rows:
+            hint = "; class indices must have an integer dtype"
+        raise ValueError(
+            f"target with class probabilities must have the shape of logits, {tuple(logits.shape)},"
+            f" got {tuple(target.shape)}{hint}"
+        )
+    if ignore_index >= 0:
+        raise RuntimeError(f"ignore_index is for class indices, got {ignore_index} with class probabilities")
+    tolerance = 1e-3 if target.dtype in (torch.float32, torch.float64) else 1e-2
+    _check_values(
+        target,
+        lambda: (target >= 0).all(axis) & ((target.to(compute_dtype(target.dtype)).sum(axis) - 1).abs() <= tolerance),
+        lambda: ValueError(
+            f"target must hold probabilities in [0, 1] that sum to 1 within {tolerance} over the classes,"
+            f" got {_range(target)} and sums {_range(target.to(compute_dtype(target.dtype)).sum(axis))}"
+        ),
+    )
+    return target, False
+
+
+def _check_values(x: Tensor, valid: Callable[[], Tensor], error: Callable[[], Exception]) -> None:
+    """Raises `error` on CPU, asserts on the device on CUDA, does nothing where values cannot be looked at."""
+    if torch.compiler.is_compiling():
+        return
+    if x.device.type == "cuda":
+        if not torch.cuda.is_current_stream_capturing():
+            torch._assert_async(valid().all())
+    elif x.device.type == "cpu":
+        everywhere = valid().all()
+        try:
+            fine = bool(everywhere)
+        except RuntimeError:  # vmap and tracing refuse to look at a value
+            return
+        if not fine:
+            raise error()
+
+
+def _range(x: Tensor) -> str:
+    return f"values from {x.min().item():g} to {x.max().item():g}"
+
+
+def _broadcasts(x: Tensor, to: Tensor) -> bool:
+    try:
+        return torch.broadcast_shapes(x.shape, to.shape) == to.shape
+    except RuntimeError:
+        return False
