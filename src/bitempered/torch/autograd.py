@@ -41,7 +41,7 @@ class _LogSoftmax(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(logits: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(logits: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor]:
         a = logits.to(compute_dtype(logits.dtype))
         u, m = _solve(a, t, axis)
         return core.log_probs(u, m, t, xp=xp), xp.max(a, axis=axis) + core.phi(m, t - 1, xp=xp)
@@ -55,7 +55,7 @@ class _LogSoftmax(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, g_log_p: Tensor | None, g_lambda: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g_log_p: Tensor | None, g_lambda: Tensor | None) -> tuple[Any, ...]:
         (log_p,) = ctx.saved_tensors
         grad = 0.0
         if g_log_p is not None:
@@ -67,7 +67,7 @@ class _LogSoftmax(torch.autograd.Function):
 
 class _LogSoftmaxForwardMode(_LogSoftmax):
     @staticmethod
-    def jvp(ctx: Any, logits: Tensor, *_: None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def jvp(ctx: Any, logits: Tensor, *_: None) -> tuple[Tensor, Tensor]:
         (log_p,) = ctx.saved_tensors
         da = logits.to(log_p.dtype)
         d_lambda = xp.sum(core.escort(log_p, ctx.t, axis=ctx.axis, xp=xp) * da, axis=ctx.axis)
@@ -86,7 +86,7 @@ class _Loss(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         logits: Tensor,
         target: Tensor,
         weight: Tensor | None,
@@ -96,7 +96,7 @@ class _Loss(torch.autograd.Function):
         label_smoothing: float,
         ignore_index: int,
     ) -> tuple[Tensor, Tensor]:
-        a, y, total, _, axis = _encode(logits, target, weight, axis, label_smoothing, ignore_index)
+        a, y, total, _, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
         u, m = _solve(a, t2, axis)
         divergence = core.loss(y, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp)
         return torch.where(total == 0, 0.0, total * divergence), m
@@ -109,7 +109,7 @@ class _Loss(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, g_loss: Tensor | None, g_m: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g_loss: Tensor | None, g_m: Tensor | None) -> tuple[Any, ...]:
         logits, target = ctx.saved_tensors[:2]
         binary = ctx.options[2] is None
         loss_by_a, m_by_a, loss_by_y = _partials(ctx, ctx.needs_input_grad[1])
@@ -130,7 +130,7 @@ class _Loss(torch.autograd.Function):
 
 class _LossForwardMode(_Loss):
     @staticmethod
-    def jvp(ctx: Any, d_logits: Tensor | None, d_target: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def jvp(ctx: Any, d_logits: Tensor | None, d_target: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
         binary = ctx.options[2] is None
         axis = -1 if binary else ctx.options[2]
         loss_by_a, m_by_a, loss_by_y = _partials(ctx, d_target is not None)
@@ -145,7 +145,7 @@ class _LossForwardMode(_Loss):
         return d_loss, d_m
 
 
-def _encode(
+def encode(
     logits: Tensor, target: Tensor, weight: Tensor | None, axis: int | None, label_smoothing: float, ignore_index: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
     """The logits a to compute with, the target q = w y / W, W, the weights w as they broadcast, the class axis."""
@@ -182,7 +182,7 @@ def _partials(ctx: Any, for_target: bool) -> tuple[Tensor, Tensor, Tensor | None
     """The derivatives of a _Loss in the logits a, of its `m` in a, and of the loss in the class probabilities."""
     logits, target, weight, m = ctx.saved_tensors
     t1, t2, axis, label_smoothing, ignore_index = ctx.options
-    a, y, total, weight, axis = _encode(logits, target, weight, axis, label_smoothing, ignore_index)
+    a, y, total, weight, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
     # The shift is a constant here, and m the function psi_s(lambda - shift): ties in the maximum do not matter.
     log_p = core.log_probs(xp.max(a, axis=axis).detach() - a, m, t2, xp=xp)
     e = core.escort(log_p, t2, axis=axis, xp=xp)

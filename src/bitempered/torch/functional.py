@@ -25,7 +25,7 @@ def log_t(x: Tensor, t: float) -> Tensor:
     >>> log_t(torch.tensor([0.25, 1.0, 4.0]), 0.5)
     tensor([-1.,  0.,  2.])
     """
-    t = _check_temperature(t, "t")
+    t = check_temperature(t, "t")
     _check_floating(x, "x")
     wide = x.to(compute_dtype(x.dtype))
     if t >= 1:
@@ -49,7 +49,7 @@ def exp_t(x: Tensor, t: float) -> Tensor:
     >>> exp_t(torch.tensor([-3.0, 0.0, 2.0]), 0.5)
     tensor([0., 1., 4.])
     """
-    t = _check_temperature(t, "t")
+    t = check_temperature(t, "t")
     _check_floating(x, "x")
     return core.exp_t(x.to(compute_dtype(x.dtype)), t, xp=xp).to(x.dtype)
 
@@ -66,7 +66,7 @@ def log_partition(logits: Tensor, t: float, dim: int = -1) -> Tensor:
     >>> log_partition(torch.zeros(4), 2.0)
     tensor(3.)
     """
-    return _log_softmax(logits, t, dim)[1].squeeze(dim).to(_result_dtype(logits))
+    return _log_softmax(logits, t, dim)[1].squeeze(dim).to(result_dtype(logits))
 
 
 def tempered_log_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
@@ -75,7 +75,7 @@ def tempered_log_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
     >>> tempered_log_softmax(torch.zeros(4), 1.2).exp()
     tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
-    return _log_softmax(logits, t, dim)[0].to(_result_dtype(logits))
+    return _log_softmax(logits, t, dim)[0].to(result_dtype(logits))
 
 
 def tempered_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
@@ -91,7 +91,7 @@ def tempered_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
     >>> tempered_softmax(torch.tensor([4.0, 2.0, 0.0]), 0.0)
     tensor([1., 0., 0.])
     """
-    return _log_softmax(logits, t, dim)[0].exp().to(_result_dtype(logits))
+    return _log_softmax(logits, t, dim)[0].exp().to(result_dtype(logits))
 
 
 def tempered_sigmoid(logits: Tensor, t: float) -> Tensor:
@@ -144,34 +144,14 @@ def bi_tempered_logistic_loss(
 
     >>> logits = torch.tensor([[4.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
     >>> bi_tempered_logistic_loss(logits, torch.tensor([0, 2]), t1=0.8, t2=1.2, reduction="none")
-    tensor([0.0144, 2.4834])
+    tensor([0.0509, 3.2077])
 
     Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
     """
-    t1, t2 = _check_temperatures(t1, t2)
-    _check_reduction(reduction)
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise RuntimeError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
-    _check_floating(logits, "logits")
-    if logits.dim() == 0:
-        raise ValueError("logits must have a class dimension: (C), (N, C) or (N, C, d1, ...), got a scalar")
-    axis = min(1, logits.dim() - 1)
-    target, indices = _check_target(logits, target, axis, ignore_index)
-    _check_weight(weight, "weight", logits)
-    if weight is not None and weight.shape != logits.shape[axis : axis + 1]:
-        raise RuntimeError(
-            f"weight must have one entry for each of the {logits.shape[axis]} classes, got shape {tuple(weight.shape)}"
-        )
-
+    t1, t2 = check_temperatures(t1, t2)
+    target, axis = check_classes(logits, target, weight, ignore_index, reduction, label_smoothing)
     losses = loss_per_example(logits, target, weight, t1, t2, axis, float(label_smoothing), ignore_index)
-    if reduction == "mean" and indices:
-        kept = target != ignore_index
-        if weight is None:
-            total = kept.sum()
-        else:
-            total = torch.where(kept, weight[torch.where(kept, target, 0)], 0.0).sum()
-        return (losses.sum() / total).to(_result_dtype(logits))
-    return _reduce(losses, reduction).to(_result_dtype(logits))
+    return reduce_classes(losses, target, weight, ignore_index, reduction).to(result_dtype(logits))
 
 
 def bi_tempered_binary_logistic_loss(
@@ -200,11 +180,11 @@ def bi_tempered_binary_logistic_loss(
     Returns:
         A scalar, or for "none" the shape of `logits`. The dtype is that of `logits`, float32 under autocast.
 
-    >>> bi_tempered_binary_logistic_loss(torch.tensor([-8.0, 8.0]), torch.tensor([0.0, 0.0]), 0.5, 2.0, reduction="none")
-    tensor([0.0097, 0.9979])
+    >>> bi_tempered_binary_logistic_loss(torch.tensor([-8.0, 8.0]), torch.zeros(2), t1=0.5, t2=2.0, reduction="none")
+    tensor([0.0304, 1.2555])
     """
-    t1, t2 = _check_temperatures(t1, t2)
-    _check_reduction(reduction)
+    t1, t2 = check_temperatures(t1, t2)
+    check_reduction(reduction)
     _check_floating(logits, "logits")
     _check_tensor(target, "target")
     if target.shape != logits.shape:
@@ -227,11 +207,45 @@ def bi_tempered_binary_logistic_loss(
     losses = loss_per_example(logits, target, pos_weight, t1, t2, None)
     if weight is not None:
         losses = losses * weight
-    return _reduce(losses, reduction).to(_result_dtype(logits))
+    return _reduce(losses, reduction).to(result_dtype(logits))
+
+
+def check_classes(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> tuple[Tensor, int]:
+    """Raises where the arguments of a loss over classes do not fit; gives the target (indices as int64) and the axis."""
+    check_reduction(reduction)
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise RuntimeError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+    _check_floating(logits, "logits")
+    if logits.dim() == 0:
+        raise ValueError("logits must have a class dimension: (C), (N, C) or (N, C, d1, ...), got a scalar")
+    axis = min(1, logits.dim() - 1)
+    target = _check_target(logits, target, axis, ignore_index)
+    _check_weight(weight, "weight", logits)
+    if weight is not None and weight.shape != logits.shape[axis : axis + 1]:
+        raise RuntimeError(
+            f"weight must have one entry for each of the {logits.shape[axis]} classes, got shape {tuple(weight.shape)}"
+        )
+    return target, axis
+
+
+def reduce_classes(losses: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str) -> Tensor:
+    """The reduction of `cross_entropy`: a mean over class indices divides by the summed weights of the targets."""
+    if reduction == "mean" and not target.is_floating_point():
+        kept = target != ignore_index
+        weights = kept if weight is None else torch.where(kept, weight[torch.where(kept, target, 0)], 0.0)
+        return losses.sum() / weights.sum()
+    return _reduce(losses, reduction)
 
 
 def _log_softmax(logits: Tensor, t: float, dim: int) -> tuple[Tensor, Tensor]:
-    t = _check_temperature(t, "t")
+    t = check_temperature(t, "t")
     _check_floating(logits, "logits")
     if logits.dim() == 0:
         raise ValueError("logits must have a class dimension, got a scalar")
@@ -240,7 +254,7 @@ def _log_softmax(logits: Tensor, t: float, dim: int) -> tuple[Tensor, Tensor]:
     return log_softmax_and_partition(logits, t, dim % logits.dim())
 
 
-def _result_dtype(logits: Tensor) -> torch.dtype:
+def result_dtype(logits: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(logits.device.type):
         return compute_dtype(logits.dtype)
     return logits.dtype
@@ -252,7 +266,7 @@ def _reduce(losses: Tensor, reduction: str) -> Tensor:
     return losses.sum() if reduction == "sum" else losses
 
 
-def _check_temperature(t: float, name: str) -> float:
+def check_temperature(t: float, name: str) -> float:
     if not isinstance(t, Real):
         raise TypeError(f"{name} must be a number, got {type(t).__name__}")
     if not (0 <= t < math.inf):
@@ -260,8 +274,8 @@ def _check_temperature(t: float, name: str) -> float:
     return float(t)
 
 
-def _check_temperatures(t1: float, t2: float) -> tuple[float, float]:
-    t1, t2 = _check_temperature(t1, "t1"), _check_temperature(t2, "t2")
+def check_temperatures(t1: float, t2: float) -> tuple[float, float]:
+    t1, t2 = check_temperature(t1, "t1"), check_temperature(t2, "t2")
     if t1 >= 2:
         raise ValueError(f"t1 must be in [0, 2), got {t1}")
     if t1 > t2:
@@ -269,7 +283,7 @@ def _check_temperatures(t1: float, t2: float) -> tuple[float, float]:
     return t1, t2
 
 
-def _check_reduction(reduction: str) -> None:
+def check_reduction(reduction: str) -> None:
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f'reduction must be "none", "mean" or "sum", got {reduction!r}')
 
@@ -295,20 +309,22 @@ def _check_weight(weight: Tensor | None, name: str, logits: Tensor) -> None:
         raise RuntimeError(f"{name} is on {weight.device} and logits on {logits.device}: they must be on one device")
 
 
-def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) -> tuple[Tensor, bool]:
-    """The target, class indices as int64, and whether it is class indices; raises where it does not fit `logits`."""
+def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) -> Tensor:
+    """The target, class indices as int64; raises where it does not fit `logits`."""
     _check_tensor(target, "target")
     classes = logits.shape[axis]
     rows = logits.shape[:axis] + logits.shape[axis + 1 :]
-    if target.dtype in _INTEGERS:
-        if target.shape != rows:
-            hint = ""
-            if target.shape == logits.shape:
-                hint = "; for class probabilities, give a floating dtype"
-            raise ValueError(
-                f"target with class indices must have the shape {tuple(rows)} for logits of shape"
-                f" {tuple(logits.shape)}, got {tuple(target.shape)}{hint}"
-            )
+    indices = target.dtype in _INTEGERS
+    if not indices and not target.is_floating_point():
+        raise RuntimeError(f"target must hold class indices (integers) or probabilities (floats), got {target.dtype}")
+    if target.shape != (rows if indices else logits.shape):
+        expected = (
+            f"target must be class indices (integers) of shape {tuple(rows)} or class probabilities (floats) of shape"
+            f" {tuple(logits.shape)}, got {target.dtype} of shape {tuple(target.shape)}"
+        )
+        # The shape of the other kind means that only the dtype is wrong; as in torch that is a RuntimeError.
+        raise (RuntimeError if target.shape in (rows, logits.shape) else ValueError)(expected)
+    if indices:
         index = target.long()
         _check_values(
             index,
@@ -318,17 +334,7 @@ def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) 
                 f" got {_range(index[index != ignore_index])}"
             ),
         )
-        return index, True
-    if not target.is_floating_point():
-        raise RuntimeError(f"target must hold class indices (integers) or probabilities (floats), got {target.dtype}")
-    if target.shape != logits.shape:
-        hint = ""
-        if target.shape == rows:
-            hint = "; class indices must have an integer dtype"
-        raise ValueError(
-            f"target with class probabilities must have the shape of logits, {tuple(logits.shape)},"
-            f" got {tuple(target.shape)}{hint}"
-        )
+        return index
     if ignore_index >= 0:
         raise RuntimeError(f"ignore_index is for class indices, got {ignore_index} with class probabilities")
     tolerance = 1e-3 if target.dtype in (torch.float32, torch.float64) else 1e-2
@@ -340,7 +346,7 @@ def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) 
             f" got {_range(target)} and sums {_range(target.to(compute_dtype(target.dtype)).sum(axis))}"
         ),
     )
-    return target, False
+    return target
 
 
 def _check_values(x: Tensor, valid: Callable[[], Tensor], error: Callable[[], Exception]) -> None:

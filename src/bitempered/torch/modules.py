@@ -3,10 +3,10 @@
 from torch import Tensor, nn
 
 from bitempered.torch.functional import (
-    _check_reduction,
-    _check_temperatures,
     bi_tempered_binary_logistic_loss,
     bi_tempered_logistic_loss,
+    check_reduction,
+    check_temperatures,
 )
 
 
@@ -29,8 +29,8 @@ class BiTemperedLogisticLoss(nn.Module):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        self.t1, self.t2 = _check_temperatures(t1, t2)
-        _check_reduction(reduction)
+        self.t1, self.t2 = check_temperatures(t1, t2)
+        check_reduction(reduction)
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction = reduction
@@ -71,8 +71,8 @@ class BiTemperedBinaryLogisticLoss(nn.Module):
         pos_weight: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.t1, self.t2 = _check_temperatures(t1, t2)
-        _check_reduction(reduction)
+        self.t1, self.t2 = check_temperatures(t1, t2)
+        check_reduction(reduction)
         self.register_buffer("weight", weight)
         self.register_buffer("pos_weight", pos_weight)
         self.reduction = reduction

@@ -1,0 +1,50 @@
+"""core.py's scalar functions with array temperatures, which the adapters do not use yet: smooth through s = 0."""
+
+import mpmath as mp
+import numpy as np
+import pytest
+import torch
+
+from bitempered import core
+from bitempered.torch.autograd import xp
+
+
+@pytest.mark.parametrize(("function", "exact"), [(core.psi, mp.log1p), (core.phi, mp.expm1)])
+def test_array_temperatures_equal_the_oracle_through_zero(function, exact):
+    s = torch.tensor([-0.9, -1e-2, -1e-4, -1e-8, -1e-16, 0.0, 1e-16, 1e-8, 1e-4, 1e-2, 3.0], dtype=torch.float64)
+    for v in (0.0, 1e-3, 0.7, 1.05):
+        got = function(torch.tensor(v, dtype=torch.float64), s, xp=xp)
+        want = [exact(mp.mpf(x) * mp.mpf(v)) / mp.mpf(x) if x else mp.mpf(v) for x in s.tolist()]
+        np.testing.assert_allclose(got.numpy(), [float(w) for w in want], rtol=4e-15)
+        one_by_one = torch.stack([function(torch.tensor(v, dtype=torch.float64), x, xp=xp) for x in s.tolist()])
+        torch.testing.assert_close(got, one_by_one, rtol=4e-15, atol=0)
+
+
+@pytest.mark.parametrize(("function", "slope"), [(core.psi, -0.5), (core.phi, 0.5)])
+def test_the_derivative_in_s_is_continuous_through_zero(function, slope):
+    v = 0.7
+    for at in (-1e-6, 0.0, 1e-6):
+        s = torch.tensor(at, dtype=torch.float64, requires_grad=True)
+        (derivative,) = torch.autograd.grad(function(torch.tensor(v, dtype=torch.float64), s, xp=xp), s)
+        assert derivative.item() == pytest.approx(slope * v * v, abs=1e-6)  # d/ds = -+ v^2 / 2 + O(s)
+
+
+def test_array_temperatures_give_each_row_its_own_loss():
+    generator = torch.Generator().manual_seed(0)
+    a = 4 * torch.randn(5, 7, generator=generator, dtype=torch.float64)
+    y = torch.softmax(torch.randn(5, 7, generator=generator, dtype=torch.float64), 1)
+    t1 = torch.tensor([0.0, 0.5, 1.0, 0.9, 1.3], dtype=torch.float64)[:, None]
+    t2 = torch.tensor([0.5, 1.0, 1.0, 1.2, 4.0], dtype=torch.float64)[:, None]
+
+    def loss_and_gradient(a, y, t1, t2):
+        u = core.gaps(a, axis=1, xp=xp)
+        m = core.normalizer(u, t2, steps=12, axis=1, xp=xp)
+        log_p = core.log_probs(u, m, t2, xp=xp)
+        e = core.escort(log_p, t2, axis=1, xp=xp)
+        return core.loss(y, log_p, t1, axis=1, xp=xp), core.gradient(y, log_p, e, t1, t2, axis=1, xp=xp)
+
+    together = loss_and_gradient(a, y, t1, t2)
+    for row in range(5):
+        alone = loss_and_gradient(a[row : row + 1], y[row : row + 1], t1[row].item(), t2[row].item())
+        torch.testing.assert_close(together[0][row : row + 1], alone[0], rtol=1e-13, atol=1e-14)
+        torch.testing.assert_close(together[1][row : row + 1], alone[1], rtol=1e-13, atol=1e-14)
