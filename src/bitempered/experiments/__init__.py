@@ -1,0 +1,1 @@
+"""Experiments as values: data, models, one training loop, recipes, and their reports."""
