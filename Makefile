@@ -2,13 +2,17 @@
 PYTHON ?= python3
 VENV := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-gpu lint clean
 
 demo: .venv/installed
 	$(VENV)/bitempered compare --out results/demo
 
 test: .venv/installed
 	$(VENV)/python -m pytest -n auto
+
+# On a machine with a CUDA device and its own build of torch: no .venv is made.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest tests_gpu
 
 lint: .venv/installed
 	$(VENV)/ruff check .

@@ -98,7 +98,7 @@ def test_no_adversary_beats_the_number_of_steps(t, classes, eps):
     assert adversary(t, classes, core.newton_steps(t, classes, eps)) <= BAR[eps] + classes * 2.0**-52
 
 
-@pytest.mark.parametrize(("t", "classes"), [(0.3, 10), (0.1, 2**18), (1.2, 2**18), (2, 2**18), (4, 10)])
+@pytest.mark.parametrize(("t", "classes"), [(0.3, 10), (1.2, 2**18), (2, 2**18), (4, 10)])
 def test_the_adversary_beats_three_steps_fewer(t, classes):
     assert adversary(t, classes, core.newton_steps(t, classes, FLOAT32) - 3) > BAR[FLOAT32]
 

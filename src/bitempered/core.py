@@ -70,14 +70,13 @@ def gaps(a: Array, *, axis: int, xp: Any) -> Array:
     return xp.max(a, axis=axis) - a
 
 
-def ratios(u: Array, m: Array, t: Temperature, *, xp: Any) -> tuple[Array, Array]:
-    """log r_i and r_i^(t-1) = 1 / (1 + s u_i e^(-s m)); -inf and 0 for masked classes and outside a finite support."""
+def log_ratios(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
+    """log r_i = -psi_s(u_i e^(-s m)), and -inf for masked classes and outside a finite support (t < 1)."""
     s = t - 1
     masked = u == math.inf
     v = xp.where(masked, 0.0, u) * xp.exp(-s * m)
     outside = masked | (s * v <= -1)
-    v = xp.where(outside, 0.0, v)
-    return xp.where(outside, -math.inf, -psi(v, s, xp=xp)), xp.where(outside, 0.0, 1 / (1 + s * v))
+    return xp.where(outside, -math.inf, -psi(xp.where(outside, 0.0, v), s, xp=xp))
 
 
 def normalizer(u: Array, t: Temperature, *, steps: int, axis: int, xp: Any) -> Array:
@@ -89,13 +88,22 @@ def normalizer(u: Array, t: Temperature, *, steps: int, axis: int, xp: Any) -> A
     bound. At t = 1 one step is log-sum-exp.
     """
     s = t - 1
+    finite_support = not (isinstance(t, float | int) and t >= 1)
     m = _lower_bound(u, t, axis=axis, xp=xp)
     for _ in range(steps):
-        log_r, r_to_s = ratios(u, m, t, xp=xp)
-        r = xp.exp(log_r)
+        # `log_ratios` again, without its care for derivatives: this is the inner loop.
+        decay = xp.exp(-s * m)
+        v = u * xp.where(decay == 0, -1e-37, -decay)  # a masked class stays at -inf where e^(-s m) underflows
+        if finite_support:
+            outside = s * v >= 1
+            v = xp.where(outside, 0.0, v)
+        log_r = psi(v, -s, xp=xp)
+        r, r_to_t = xp.exp(log_r), xp.exp(t * log_r)
+        if finite_support:
+            r, r_to_t = xp.where(outside, 0.0, r), xp.where(outside, 0.0, r_to_t)
         total = xp.sum(r, axis=axis)
         log_z = xp.log(total) - m
-        excess = total / xp.sum(r * r_to_s, axis=axis) - 1
+        excess = total / xp.sum(r_to_t, axis=axis) - 1
         m = m + log_z + psi(excess * phi(log_z, -s, xp=xp), s, xp=xp)
     return m
 
@@ -126,7 +134,7 @@ def newton_steps(t: float, classes: int, eps: float) -> int:
 
 def log_probs(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
     """log y_hat_i = log r_i - m."""
-    return ratios(u, m, t, xp=xp)[0] - m
+    return log_ratios(u, m, t, xp=xp) - m
 
 
 def escort(log_p: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
@@ -154,7 +162,17 @@ def loss(y: Array, log_p: Array, t1: Temperature, *, axis: int, xp: Any) -> Arra
     present = y_power * (phi(above, t1 - 1, xp=xp) - phi(above, t1 - 2, xp=xp)) + p_power * (
         xp.exp(smaller * below) * phi(below, abs(1 - t1), xp=xp) - phi(below, 2 - t1, xp=xp)
     )
-    divergence = xp.sum(xp.where(y > 0, present, p_power / (2 - t1)), axis=axis)
+    return _not_negative(xp.sum(xp.where(y > 0, present, p_power / (2 - t1)), axis=axis), xp)
+
+
+def label_loss(is_label: Array, log_p: Array, t1: Temperature, *, axis: int, xp: Any) -> Array:
+    """`loss` of a one-hot target: -log_t1 y_hat_c - (1 - sum_i y_hat_i^(2-t1)) / (2 - t1), c where `is_label`."""
+    d = -xp.sum(xp.where(is_label, log_p, 0.0), axis=axis)
+    others = xp.sum(xp.where(is_label, 0.0, xp.exp((2 - t1) * log_p)), axis=axis) / (2 - t1)
+    return _not_negative(phi(d, t1 - 1, xp=xp) - phi(d, t1 - 2, xp=xp) + others, xp)
+
+
+def _not_negative(divergence: Array, xp: Any) -> Array:
     return xp.where(divergence < 0, 0.0, divergence)  # only rounding takes it below 0
 
 

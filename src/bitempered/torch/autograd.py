@@ -96,9 +96,14 @@ class _Loss(torch.autograd.Function):
         label_smoothing: float,
         ignore_index: int,
     ) -> tuple[Tensor, Tensor]:
+        labels = axis is not None and not target.is_floating_point() and not label_smoothing
         a, y, total, _, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
         u, m = _solve(a, t2, axis)
-        divergence = core.loss(y, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp)
+        log_p = core.log_probs(u, m, t2, xp=xp)
+        if labels:
+            divergence = core.label_loss(y > 0, log_p, t1, axis=axis, xp=xp)
+        else:
+            divergence = core.loss(y, log_p, t1, axis=axis, xp=xp)
         return torch.where(total == 0, 0.0, total * divergence), m
 
     @staticmethod

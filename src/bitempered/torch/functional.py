@@ -218,7 +218,7 @@ def check_classes(
     reduction: str,
     label_smoothing: float,
 ) -> tuple[Tensor, int]:
-    """Raises where the arguments of a loss over classes do not fit; gives the target (indices as int64) and the axis."""
+    """Raises where the arguments of a loss over classes do not fit; the target (indices as int64) and the axis."""
     check_reduction(reduction)
     if not 0.0 <= label_smoothing <= 1.0:
         raise RuntimeError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")

@@ -1,0 +1,197 @@
+"""The losses that the bi-tempered one is compared with, with its arguments and manners.
+
+They take the arguments of `bi_tempered_logistic_loss` and return what it does; only their temperatures and factors are
+their own. Each is defined for a class label c, as l_c(logits). For class probabilities y (a smoothed label among them)
+and class weights w it is  sum_c w_c y_c l_c: the weighted loss of a label drawn from y, as in cross_entropy.
+
+Differentiated by autograd, in log-probabilities, so that neither large logits nor masked classes give NaN.
+"""
+
+import math
+from collections.abc import Callable
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from bitempered import core
+from bitempered.torch.autograd import encode, log_softmax_and_partition, xp
+from bitempered.torch.functional import (
+    check_classes,
+    check_temperature,
+    check_temperatures,
+    reduce_classes,
+    result_dtype,
+)
+
+__all__ = [
+    "generalized_cross_entropy",
+    "mean_absolute_error",
+    "symmetric_cross_entropy",
+    "t_logistic_loss",
+    "tsallis_logistic_loss",
+]
+
+
+def tsallis_logistic_loss(
+    logits: Tensor,
+    target: Tensor,
+    t1: float,
+    t2: float,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The two-temperature loss of the Tsallis divergence, -log_t1 p_c with p = `tempered_softmax(logits, t2)`.
+
+    Bounded for t1 < 1, like the bi-tempered loss, but not proper: its expectation is not minimised at the true
+    distribution. The other losses of this module are made of its special cases.
+
+    >>> tsallis_logistic_loss(torch.zeros(4), torch.tensor(0), t1=0.5, t2=2.0)
+    tensor(1.)
+
+    Reference: Amid, Warmuth, Srinivasan. Two-temperature Logistic Regression Based on the Tsallis Divergence.
+    AISTATS 2019.
+    """
+    t1, t2 = check_temperatures(t1, t2)
+    return _loss(logits, target, t2, _negative_log_t(t1), weight, ignore_index, reduction, label_smoothing)
+
+
+def t_logistic_loss(
+    logits: Tensor,
+    target: Tensor,
+    t: float,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The t-logistic loss, -log p_c with p = `tempered_softmax(logits, t)`, t >= 1: heavy-tailed, not bounded.
+
+    >>> t_logistic_loss(torch.zeros(4), torch.tensor(0), t=1.5).exp()
+    tensor(4.)
+
+    Reference: Ding, Vishwanathan. t-Logistic Regression. NeurIPS 2010.
+    """
+    t = check_temperature(t, "t")
+    if t < 1:
+        raise ValueError(f"t must be at least 1, below which the loss is infinite outside a finite support; got {t}")
+    return _loss(logits, target, t, _negative_log_t(1.0), weight, ignore_index, reduction, label_smoothing)
+
+
+def generalized_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    q: float,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Generalized cross-entropy, (1 - p_c^q) / q with p = softmax(logits), 0 <= q <= 1: -log_{1-q} p_c.
+
+    Cross-entropy at q = 0 (the limit), half of `mean_absolute_error` at q = 1. The reference uses q = 0.7.
+
+    >>> generalized_cross_entropy(torch.zeros(4), torch.tensor(0), q=0.5)
+    tensor(1.)
+
+    Reference: Zhang, Sabuncu. Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels.
+    NeurIPS 2018.
+    """
+    q = _check_factor(q, "q", 1.0)
+    return _loss(logits, target, 1.0, _negative_log_t(1 - q), weight, ignore_index, reduction, label_smoothing)
+
+
+def mean_absolute_error(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The absolute error summed over the classes, |e_c - p|_1 = 2 (1 - p_c), with p = softmax(logits).
+
+    The scaling is the reference's: no division by the number of classes.
+
+    >>> mean_absolute_error(torch.zeros(4), torch.tensor(0))
+    tensor(1.5000)
+
+    Reference: Ghosh, Kumar, Sastry. Robust Loss Functions under Label Noise for Deep Neural Networks. AAAI 2017.
+    """
+
+    def class_loss(log_p: Tensor) -> Tensor:
+        return 2 * _negative_log_t(0.0)(log_p)
+
+    return _loss(logits, target, 1.0, class_loss, weight, ignore_index, reduction, label_smoothing)
+
+
+def symmetric_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    alpha: float,
+    beta: float,
+    log_zero: float = -4.0,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """alpha times cross-entropy plus beta times its reverse, -alpha log p_c - beta A (1 - p_c), p = softmax(logits).
+
+    A is `log_zero`, which replaces log 0 in the reverse cross-entropy -sum_k p_k log e_k of the one-hot e; it is then
+    -A (1 - p_c). The reference uses alpha = 0.1 and beta = 1 on CIFAR-10, 6 and 0.1 on CIFAR-100.
+
+    >>> symmetric_cross_entropy(torch.zeros(4), torch.tensor(0), alpha=0.0, beta=1.0)
+    tensor(3.)
+
+    Reference: Wang, Ma, Chen, Luo, Yi, Bailey. Symmetric Cross Entropy for Robust Learning with Noisy Labels.
+    ICCV 2019.
+    """
+    alpha, beta = _check_factor(alpha, "alpha"), _check_factor(beta, "beta")
+    if not -math.inf < log_zero <= 0:
+        raise ValueError(f"log_zero must be a finite number <= 0, got {log_zero}")
+
+    def class_loss(log_p: Tensor) -> Tensor:
+        loss = -beta * log_zero * _negative_log_t(0.0)(log_p)
+        return loss - alpha * log_p if alpha else loss  # 0 times the infinite -log p of a masked class is 0 here
+
+    return _loss(logits, target, 1.0, class_loss, weight, ignore_index, reduction, label_smoothing)
+
+
+def _negative_log_t(t: float) -> Callable[[Tensor], Tensor]:
+    return lambda log_p: -core.phi(log_p, 1 - t, xp=xp)
+
+
+def _loss(
+    logits: Tensor,
+    target: Tensor,
+    t: float,
+    class_loss: Callable[[Tensor], Tensor],
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> Tensor:
+    """sum_c w_c y_c class_loss(log p)_c with p the tempered softmax, checked and reduced as in our loss."""
+    target, axis = check_classes(logits, target, weight, ignore_index, reduction, label_smoothing)
+    log_p, _ = log_softmax_and_partition(logits, t, axis)
+    _, y, total, _, _ = encode(logits, target, weight, axis, float(label_smoothing), ignore_index)
+    share = total * y
+    losses = torch.where(share == 0, 0.0, share * class_loss(log_p)).sum(axis)
+    return reduce_classes(losses, target, weight, ignore_index, reduction).to(result_dtype(logits))
+
+
+def _check_factor(value: float, name: str, most: float = math.inf) -> float:
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not (0 <= value <= most and math.isfinite(value)):
+        allowed = "a finite number >= 0" if most == math.inf else f"in [0, {most:g}]"
+        raise ValueError(f"{name} must be {allowed}, got {value}")
+    return float(value)

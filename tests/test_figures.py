@@ -1,0 +1,66 @@
+"""`bitempered reproduce`: the panels hold what their titles say, and the command writes them."""
+
+import mpmath as mp
+import oracle
+import pytest
+from typer.testing import CliRunner
+
+from bitempered import cli
+from bitempered.experiments.figures import figure1
+
+
+def exact_loss(a, t1, t2):
+    return oracle.loss_and_gradient([a, 0.0], [1, 0], t1, t2)[0]
+
+
+# Each panel of the paper's figure 1: title, symbol in the legend, its temperatures, the function it shows.
+PANELS = [
+    ("(a)", r"\log_t", "t", [0, 0.5, 1, 1.5, 2], oracle.log_t),
+    ("(b)", r"\exp_t", "t", [0, 0.5, 1, 1.5, 2], oracle.exp_t),
+    ("(c)", "t_2 = 1.2", "t_1", [0, 0.25, 0.5, 0.75, 1], lambda a, t1: exact_loss(a, t1, 1.2)),
+    ("(d)", "t_1 = 0.8", "t_2", [1, 1.2, 1.5, 2, 4], lambda a, t2: exact_loss(a, 0.8, t2)),
+]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_figure_1_shows_what_the_paper_says(index):
+    letter, subject, symbol, temperatures, exact = PANELS[index]
+    axes = figure1().axes[index]
+    assert axes.get_title().startswith(letter)
+    assert subject in axes.get_title()
+    assert axes.get_xlabel()
+    assert axes.get_ylabel()
+    lines = axes.get_lines()
+    labels = [f"${symbol} = {t:g}$" for t in temperatures]
+    assert [line.get_label() for line in lines] == labels
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == labels
+    assert len({line.get_color() for line in lines}) == len(lines)
+    for t, line in zip(temperatures, lines, strict=True):
+        for i in (0, 300, 500, 700):
+            x, y = (float(values[i]) for values in line.get_data())
+            value = exact(x, t)
+            assert y == (value if mp.isinf(value) else pytest.approx(float(value), rel=1e-9, abs=1e-12))
+
+
+def test_reproduce_writes_a_png(tmp_path):
+    folder = tmp_path / "new" / "figures"
+    done = CliRunner().invoke(cli.app, ["reproduce", "figure1", "--out", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"Written to {folder / 'figure1.png'}\n"
+    assert [path.name for path in folder.iterdir()] == ["figure1.png"]
+    assert (folder / "figure1.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_reproduce_names_what_there_is_for_an_unknown_figure(tmp_path):
+    done = CliRunner().invoke(cli.app, ["reproduce", "figure9", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert done.stderr == "bitempered: unknown figure 'figure9'; there is: figure1\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_reproduce_says_so_where_it_cannot_write(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    done = CliRunner().invoke(cli.app, ["reproduce", "figure1", "--out", str(tmp_path / "file")])
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"bitempered: cannot use the folder {tmp_path / 'file'}: ")
+    assert done.stderr.count("\n") == 1

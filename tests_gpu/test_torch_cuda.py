@@ -1,0 +1,135 @@
+"""bitempered.torch on a CUDA device: the numbers of the CPU, no synchronisation, asserts on the device."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bitempered.torch import (
+    BiTemperedLogisticLoss,
+    bi_tempered_binary_logistic_loss,
+    bi_tempered_logistic_loss,
+    log_partition,
+    tempered_log_softmax,
+    tempered_sigmoid,
+    tempered_softmax,
+)
+
+PAIRS = [(0.0, 0.0), (0.5, 0.8), (0.2, 1.0), (1.0, 1.0), (0.8, 1.2), (0.5, 4.0), (0.0, 10.0), (1.3, 1.6)]
+
+
+def make(rows=64, classes=1000, scale=5.0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    logits = (scale * torch.randn(rows, classes, generator=generator, dtype=torch.float64)).to(dtype)
+    target = torch.randint(classes, (rows,), generator=generator)
+    soft = torch.softmax(torch.randn(rows, classes, generator=generator), 1)
+    weight = torch.rand(classes, generator=generator) + 0.5
+    return logits, target, soft, weight
+
+
+@pytest.mark.parametrize(("t1", "t2"), PAIRS)
+@pytest.mark.parametrize("kind", ["indices", "probabilities", "binary"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_numbers_of_the_cpu_in_float64(t1, t2, kind, dtype):
+    logits, target, soft, weight = make(dtype=dtype)
+
+    def run(x, device):
+        if kind == "binary":
+            losses = bi_tempered_binary_logistic_loss(x, soft.to(device), t1, t2, reduction="none")
+        else:
+            y = target if kind == "indices" else soft
+            losses = bi_tempered_logistic_loss(
+                x, y.to(device), t1, t2, weight=weight.to(device), label_smoothing=0.1, reduction="none"
+            )
+        return losses.detach(), torch.autograd.grad(losses.sum(), x)[0]
+
+    got = run(logits.cuda().requires_grad_(), "cuda")
+    want = run(logits.double().requires_grad_(), "cpu")
+    # Half precision rounds only the results. float32: the project's bar, relative to max(1, value).
+    tolerance = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[dtype]
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == dtype
+        assert ((a.cpu().double() - b).abs() / b.abs().clamp_min(1)).max() <= tolerance
+
+
+def test_no_synchronisation():
+    logits, target, soft, weight = (x.cuda() for x in make())
+    logits.requires_grad_()
+    loss = BiTemperedLogisticLoss(0.8, 1.2, weight=weight, label_smoothing=0.1)
+    loss(logits, target).backward()  # warm-up: the first call loads kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for y in (target, soft):
+            loss(logits, y).backward()
+        bi_tempered_binary_logistic_loss(logits, soft, 0.8, 1.2).backward()
+        for function in (tempered_softmax, tempered_log_softmax, log_partition):
+            function(logits, 1.2).sum().backward()
+        tempered_sigmoid(logits, 0.5).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert logits.grad.isfinite().all()
+
+
+def test_cuda_graph():
+    logits, target, _, _ = (x.cuda() for x in make())
+    static = logits.clone().requires_grad_()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            static.grad = None
+            bi_tempered_logistic_loss(static, target, 0.8, 1.2).backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    static.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = bi_tempered_logistic_loss(static, target, 0.8, 1.2)
+        loss.backward()
+    fresh = torch.randn_like(logits)
+    with torch.no_grad():
+        static.copy_(fresh)
+    graph.replay()
+    eager = fresh.clone().requires_grad_()
+    want = bi_tempered_logistic_loss(eager, target, 0.8, 1.2)
+    want.backward()
+    torch.testing.assert_close(loss, want)
+    torch.testing.assert_close(static.grad, eager.grad)
+
+
+def test_compile():
+    logits, target, _, _ = (x.cuda() for x in make())
+    logits.requires_grad_()
+    compiled = torch.compile(lambda x: bi_tempered_logistic_loss(x, target, 0.8, 1.2), fullgraph=True)
+    got = torch.autograd.grad(compiled(logits), logits)[0]
+    want = torch.autograd.grad(bi_tempered_logistic_loss(logits, target, 0.8, 1.2), logits)[0]
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-8)
+
+
+def test_autocast():
+    model = torch.nn.Linear(32, 10).cuda()
+    x, y = torch.randn(16, 32, device="cuda"), torch.randint(10, (16,), device="cuda")
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast("cuda", dtype=dtype):
+            logits = model(x)
+            loss = bi_tempered_logistic_loss(logits, y, 0.8, 1.2)
+        assert logits.dtype == dtype
+        assert loss.dtype == F.cross_entropy(logits.float(), y).dtype == torch.float32
+        loss.backward()
+        assert model.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "bi_tempered_logistic_loss(torch.zeros(2, 3).cuda(), torch.tensor([0, 3]).cuda(), 0.8, 1.2)",
+        "bi_tempered_logistic_loss(torch.zeros(2, 3).cuda(), torch.full((2, 3), 0.5).cuda(), 0.8, 1.2)",
+        "bi_tempered_binary_logistic_loss(torch.zeros(2).cuda(), torch.full((2,), 1.5).cuda(), 0.8, 1.2)",
+    ],
+)
+def test_bad_values_assert_on_the_device(call):
+    code = f"import torch\nfrom bitempered.torch import *\n{call}\ntorch.cuda.synchronize()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "device-side assert" in done.stderr
