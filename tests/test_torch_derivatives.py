@@ -247,7 +247,26 @@ def test_binary_backward_keeps_one_number_per_logit():
     assert kept <= 4096 * 4 + 64
 
 
-def test_a_bool_row_of_the_support_gets_no_gradient_outside_it():
+@pytest.mark.parametrize(("t", "gap"), [(0.0, 1.0), (0.5, 2.0), (0.75, 4.0)])  # gaps of 1 / (1 - t)
+def test_at_the_edge_of_the_support_the_derivative_is_the_one_from_inside(t, gap):
+    """Exactly at the edge p is 0, and the gradient is the limit of those a little inside; outside it is 0."""
+
+    def gradient(distance):
+        logits = torch.tensor([gap, distance], dtype=torch.float64, requires_grad=True)
+        loss = bi_tempered_logistic_loss(logits, torch.tensor(1), t, t)
+        return tempered_softmax(logits, t)[1].item(), torch.autograd.grad(loss, logits)[0]
+
+    p_inside, inside = gradient(1e-9)
+    p_edge, edge = gradient(0.0)
+    p_outside, outside = gradient(-1e-9)
+    assert p_inside > 0
+    assert p_edge == p_outside == 0
+    assert torch.equal(outside, torch.zeros(2, dtype=torch.float64))
+    # p^t, which the derivative moves with, is (1e-9)^(t / (1 - t)): 1e-9 at t = 0.5, less above.
+    torch.testing.assert_close(edge, inside, rtol=1e-7, atol=1e-8)
+
+
+def test_a_target_outside_the_support_gets_no_gradient():
     """t1 = t2 < 1: a target outside the finite support gets no gradient, probabilities outside are exactly 0."""
     logits = torch.tensor([10.0, 0.0, 9.9], dtype=torch.float64, requires_grad=True)
     p = tempered_softmax(logits, 0.5)

@@ -137,11 +137,21 @@ def log_probs(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
     return log_ratios(u, m, t, xp=xp) - m
 
 
-def escort(log_p: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
-    """The escort distribution y_hat_i^t / sum_j y_hat_j^t, which is the gradient of lambda_t."""
-    outside = log_p == -math.inf
-    log_r = xp.where(outside, 0.0, log_p) - xp.max(log_p, axis=axis)
-    weights = xp.where(outside, 0.0, xp.exp(t * log_r))
+def support(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
+    """Which classes are inside the support, its edge included: there y_hat is 0, but not all derivatives are."""
+    if isinstance(t, float | int) and t >= 1:
+        return True
+    return ((t - 1) * xp.where(u == math.inf, 0.0, u) * xp.exp((1 - t) * m) >= -1) & ((u != math.inf) | (t >= 1))
+
+
+def escort(log_p: Array, t: Temperature, *, inside: Array = False, axis: int, xp: Any) -> Array:
+    """The escort distribution y_hat_i^t / sum_j y_hat_j^t, which is the gradient of lambda_t.
+
+    Where y_hat is 0 so is its power, but that 0^0 = 1 for the classes `inside` (see `support`).
+    """
+    zero = log_p == -math.inf
+    log_r = xp.where(zero, 0.0, log_p) - xp.max(log_p, axis=axis)
+    weights = xp.where(zero, xp.ones_like(log_p) * ((t == 0) & inside), xp.exp(t * log_r))
     return weights / xp.sum(weights, axis=axis)
 
 
@@ -176,14 +186,16 @@ def _not_negative(divergence: Array, xp: Any) -> Array:
     return xp.where(divergence < 0, 0.0, divergence)  # only rounding takes it below 0
 
 
-def gradient(y: Array, log_p: Array, e: Array, t1: Temperature, t2: Temperature, *, axis: int, xp: Any) -> Array:
+def gradient(
+    y: Array, log_p: Array, t1: Temperature, t2: Temperature, *, e: Array, inside: Array, axis: int, xp: Any
+) -> Array:
     """dL/da_i = v_i - e_i sum_j v_j, with v_j = (y_hat_j - y_j) y_hat_j^(t2-t1) and the escort distribution e.
 
-    Outside a finite support v is 0. A masked class has y_hat = 0, and 0^0 = 1 as in cross-entropy.
+    Where y_hat is 0 so is v, but that 0^0 = 1 for the classes `inside` (see `support`), as in cross-entropy.
     """
-    outside = log_p == -math.inf
-    power = xp.exp((t2 - t1) * xp.where(outside, 0.0, log_p))
-    v = xp.where(outside, -y * ((t1 == t2) & (t2 >= 1)), (xp.exp(log_p) - y) * power)
+    zero = log_p == -math.inf
+    power = xp.exp((t2 - t1) * xp.where(zero, 0.0, log_p))
+    v = xp.where(zero, -y * ((t1 == t2) & inside), (xp.exp(log_p) - y) * power)
     return v - e * xp.sum(v, axis=axis)
 
 

@@ -189,9 +189,12 @@ def _partials(ctx: Any, for_target: bool) -> tuple[Tensor, Tensor, Tensor | None
     t1, t2, axis, label_smoothing, ignore_index = ctx.options
     a, y, total, weight, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
     # The shift is a constant here, and m the function psi_s(lambda - shift): ties in the maximum do not matter.
-    log_p = core.log_probs(xp.max(a, axis=axis).detach() - a, m, t2, xp=xp)
-    e = core.escort(log_p, t2, axis=axis, xp=xp)
-    loss_by_a = torch.where(total == 0, 0.0, total * core.gradient(y, log_p, e, t1, t2, axis=axis, xp=xp))
+    u = xp.max(a, axis=axis).detach() - a
+    log_p = core.log_probs(u, m, t2, xp=xp)
+    inside = core.support(u, m, t2, xp=xp)
+    e = core.escort(log_p, t2, inside=inside, axis=axis, xp=xp)
+    gradient = core.gradient(y, log_p, t1, t2, e=e, inside=inside, axis=axis, xp=xp)
+    loss_by_a = torch.where(total == 0, 0.0, total * gradient)
     m_by_a = torch.exp((1 - t2) * m) * e
     if not for_target:
         return loss_by_a, m_by_a, None
