@@ -151,7 +151,7 @@ def escort(log_p: Array, t: Temperature, *, inside: Array = False, axis: int, xp
     """
     zero = log_p == -math.inf
     log_r = xp.where(zero, 0.0, log_p) - xp.max(log_p, axis=axis)
-    weights = xp.where(zero, xp.ones_like(log_p) * ((t == 0) & inside), xp.exp(t * log_r))
+    weights = xp.where(zero, (t == 0) & inside, xp.exp(t * log_r))
     return weights / xp.sum(weights, axis=axis)
 
 

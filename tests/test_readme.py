@@ -1,0 +1,48 @@
+"""The README does what it says: its example runs, and its numbers are those of the committed files."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bitempered.torch import bi_tempered_logistic_loss
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_example_runs_as_written():
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    scope = {}
+    exec(code, scope)
+    torch.testing.assert_close(scope["probabilities"].sum(1), torch.ones(32))
+    untrained = bi_tempered_logistic_loss(torch.zeros(32, 10), scope["labels"], 0.8, 1.2)
+    assert scope["criterion"](scope["model"](scope["inputs"]), scope["labels"]) < 2 * untrained
+
+
+@pytest.mark.parametrize("path", ["results/compare/compare.md", "benchmarks/peers.md"])
+def test_tables_are_those_of_the_committed_files(path):
+    (shown,) = re.findall(rf"<!-- {path} -->\n(.*?)<!-- end -->", README, re.DOTALL)
+    committed = (ROOT / path).read_text(encoding="utf-8")
+    table = "".join(line for line in committed.splitlines(keepends=True) if line.startswith("|"))
+    assert table.count("\n") > 5
+    assert table in shown
+
+
+def test_links_lead_somewhere():
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if not link.startswith("http")]
+    assert len(links) >= 5
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize(
+    ("t1", "t2", "classes", "said"), [(0.8, 1.2, 10, 0.4), (0.8, 1.2, 1000, 0.06), (0.5, 4.0, 10, 3e-4)]
+)
+def test_the_gradient_at_zero_logits_is_smaller_by_the_factor_it_says(t1, t2, classes, said):
+    logits = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(bi_tempered_logistic_loss(logits, torch.tensor(0), t1, t2), logits)
+    (of_cross_entropy,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, torch.tensor(0)), logits)
+    torch.testing.assert_close(gradient, classes ** -(t2 - t1) * of_cross_entropy, rtol=1e-12, atol=0)
+    assert classes ** -(t2 - t1) == pytest.approx(said, rel=0.07)  # rounded to the README's one digit
