@@ -4,24 +4,25 @@ VENV := .venv/bin
 
 .PHONY: demo test test-gpu lint clean
 
-demo: .venv/installed
+demo: .venv/experiments
 	$(VENV)/bitempered compare --out results/demo
 
-test: .venv/installed
+test: .venv/test
 	$(VENV)/python -m pytest -n auto
 
 # On a machine with a CUDA device and its own build of torch: no .venv is made.
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest tests_gpu
 
-lint: .venv/installed
+lint: .venv/test
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
 	$(VENV)/mypy
 
-.venv/installed: pyproject.toml constraints.txt
+# One stamp for each set of extras: the demo needs less than the tests.
+.venv/experiments .venv/test: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(VENV)/python -m pip install --quiet --constraint constraints.txt --editable ".[test]"
+	$(VENV)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(notdir $@)]"
 	touch $@
 
 clean:

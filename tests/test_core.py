@@ -29,6 +29,14 @@ def test_the_derivative_in_s_is_continuous_through_zero(function, slope):
         assert derivative.item() == pytest.approx(slope * v * v, abs=1e-6)  # d/ds = -+ v^2 / 2 + O(s)
 
 
+def test_array_temperatures_with_masked_classes():
+    u = torch.tensor([[0.0, 0.7, torch.inf]], dtype=torch.float64)
+    for t in (0.5, 1.0, 1.2):
+        scalar = core.normalizer(u, t, steps=10, axis=1, xp=xp)
+        array = core.normalizer(u, torch.tensor([[t]], dtype=torch.float64), steps=10, axis=1, xp=xp)
+        torch.testing.assert_close(array, scalar, rtol=1e-14, atol=0)  # the same operations but for the series
+
+
 def test_array_temperatures_give_each_row_its_own_loss():
     generator = torch.Generator().manual_seed(0)
     a = 4 * torch.randn(5, 7, generator=generator, dtype=torch.float64)

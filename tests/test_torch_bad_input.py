@@ -131,6 +131,10 @@ MORE_CLASSES_CASES = {
     ),
     "integer logits": ({"logits": LOGITS.long()}, RuntimeError, "logits must be float16.* got torch.int64"),
     "scalar logits": ({"logits": torch.tensor(1.0), "target": torch.tensor(0)}, ValueError, "class dimension"),
+    "no classes": ({"logits": torch.zeros(3, 0)}, ValueError, r"at least one class, got shape \(3, 0\)"),
+    "smoothing type": ({"label_smoothing": "a"}, RuntimeError, "label_smoothing must be between 0 and 1, got 'a'"),
+    "ignore_index type": ({"ignore_index": None}, TypeError, "ignore_index must be an int, got NoneType"),
+    "device": ({"target": TARGET.to("meta")}, RuntimeError, "target is on meta and logits on cpu"),
     "unbatched shape": ({"logits": LOGITS[0]}, ValueError, r"shape \(\) or .* of shape \(5,\), got .* \(3,\)"),
     "image shape": ({"logits": torch.zeros(3, 5, 2, 2)}, ValueError, r"shape \(3, 2, 2\) .* of shape \(3,\)"),
 }

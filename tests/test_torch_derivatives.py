@@ -153,6 +153,18 @@ def test_function_transforms(t1, t2):
     torch.testing.assert_close(forward, reverse, rtol=1e-12, atol=1e-13)
 
 
+def test_what_forward_mode_cannot_do_raises():
+    """Where torch would return zeros in silence."""
+    logits, target = make(rows=1)
+    logits, target = logits.detach()[0], target[0]
+    for f in (lambda a: bi_tempered_logistic_loss(a, target, 0.8, 1.2), lambda a: tempered_softmax(a, 1.2)):
+        with pytest.raises(RuntimeError, match="forward mode over forward mode is not supported"):
+            jacfwd(jacfwd(f))(logits)
+    weight = torch.ones(5, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="not differentiated in its class weights"):
+        jacfwd(lambda w: bi_tempered_logistic_loss(logits, target, 0.8, 1.2, weight=w))(weight)
+
+
 @pytest.mark.parametrize(("t1", "t2"), [(0.5, 0.8), (1.0, 1.0), (0.8, 1.2)])
 @pytest.mark.parametrize("kind", ["indices", "probabilities", "binary"])
 def test_compile_fullgraph(t1, t2, kind):

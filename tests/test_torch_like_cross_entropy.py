@@ -153,6 +153,20 @@ def test_an_ignored_or_weightless_row_may_hold_anything():
     torch.testing.assert_close(gradient[2:], torch.autograd.grad(want, alone)[0])
 
 
+def test_weights_of_another_dtype_are_summed_in_the_dtype_of_the_loss():
+    logits, target = torch.zeros(70000, 2), torch.zeros(70000, dtype=torch.long)  # more than float16 can count
+    want = bi_tempered_logistic_loss(logits[:1], target[:1], 0.8, 1.2)
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        got = bi_tempered_logistic_loss(logits, target, 0.8, 1.2, weight=torch.ones(2, dtype=dtype))
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=0)  # float32 sums of 70,000
+
+
+def test_meta_tensors_have_shapes_and_dtypes():
+    logits, target = torch.zeros(3, 5, device="meta"), torch.zeros(3, dtype=torch.long, device="meta")
+    assert bi_tempered_logistic_loss(logits, target, 0.8, 1.2).shape == ()
+    assert tempered_softmax(logits, 1.2).shape == (3, 5)
+
+
 @pytest.mark.parametrize(("t1", "t2"), [(0.5, 0.8), (0.8, 1.2), (0.5, 4.0)])
 def test_weights_smoothing_and_shapes_away_from_one(t1, t2):
     """What the grid at t = 1 cannot see: every shape and option is the same per-example loss of the same rows."""

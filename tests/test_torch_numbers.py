@@ -159,6 +159,16 @@ def test_a_masked_target(t1, t2):
         torch.testing.assert_close(gradient, torch.autograd.grad(F.cross_entropy(leaf, torch.tensor(1)), leaf)[0])
 
 
+def test_an_infinite_binary_loss_of_weight_0_counts_0():
+    logits = torch.tensor([-torch.inf, 1.0], requires_grad=True)
+    loss = bi_tempered_binary_logistic_loss(
+        logits, torch.ones(2), 1.0, 1.2, weight=torch.tensor([0.0, 1.0]), reduction="none"
+    )
+    assert loss[0] == 0
+    assert loss[1].isfinite()
+    assert torch.autograd.grad(loss.sum(), logits)[0].isfinite().all()
+
+
 @pytest.mark.parametrize("t", [0.0, 0.5, 1.0, 1.2, 4.0, 100.0])
 @pytest.mark.parametrize("bad", [[torch.inf, 0.0], [torch.nan, 0.0], [-torch.inf, -torch.inf], [torch.nan, -torch.inf]])
 def test_what_has_no_answer_is_nan(t, bad):

@@ -1,4 +1,4 @@
-"""The robust bi-tempered logistic loss, exact and for every framework.
+"""The robust bi-tempered logistic loss, exact for every temperature.
 
 Importing this package imports no framework: use `bitempered.torch`.
 """

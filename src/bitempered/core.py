@@ -42,7 +42,7 @@ def _quotient(f: Any, series: tuple[float, ...], v: Array, s: Temperature, xp: A
     if isinstance(s, float | int):
         return v if s == 0 else f(s * v) / s
     # An array s may hold zeros and may be differentiated: the series carries both through s = 0.
-    x = s * v
+    x = s * xp.where((s == 0) & (abs(v) == math.inf), 0.0, v)
     small = abs(x) < 1e-3
     near, power = 0.0, xp.where(small, x, 0.0)
     for coefficient in reversed(series):

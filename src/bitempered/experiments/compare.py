@@ -91,7 +91,8 @@ def run(recipe: Comparison, rows_file: Path, progress: Progress) -> list[dict[st
     """Make every run of the recipe and return their rows, in the order of `recipe.settings()`.
 
     `rows_file` is rewritten after each run, so an interruption loses at most the run under way;
-    runs already in it, with the same settings, code, versions and device, are not made again.
+    runs already in it, with the same settings, commit, versions and device, are not made again
+    (all uncommitted changes on top of a commit count as one).
     """
     settings, origin = recipe.settings(), provenance()
     kept = read_rows(rows_file)

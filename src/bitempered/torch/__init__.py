@@ -1,5 +1,6 @@
 """The bi-tempered logistic loss for PyTorch: functions with the manners of `torch.nn.functional`, and modules."""
 
+from bitempered.torch import baselines
 from bitempered.torch.functional import (
     bi_tempered_binary_logistic_loss,
     bi_tempered_logistic_loss,
@@ -15,6 +16,7 @@ from bitempered.torch.modules import BiTemperedBinaryLogisticLoss, BiTemperedLog
 __all__ = [
     "BiTemperedBinaryLogisticLoss",
     "BiTemperedLogisticLoss",
+    "baselines",
     "bi_tempered_binary_logistic_loss",
     "bi_tempered_logistic_loss",
     "exp_t",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitempered import core
+from bitempered import core, kernels
 
 xp = SimpleNamespace(
     exp=torch.exp,
@@ -96,6 +96,11 @@ class _Loss(torch.autograd.Function):
         label_smoothing: float,
         ignore_index: int,
     ) -> tuple[Tensor, Tensor]:
+        if kernels.choose(logits, target, axis, label_smoothing) == "triton":
+            from bitempered.kernels import triton
+
+            loss, m = triton.forward(logits, target, weight, t1, t2, ignore_index)
+            return loss[:, None], m[:, None]
         labels = axis is not None and not target.is_floating_point() and not label_smoothing
         a, y, total, _, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
         u, m = _solve(a, t2, axis)
@@ -109,14 +114,22 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.options = inputs[3:]
+        ctx.kernel = kernels.choose(inputs[0], inputs[1], inputs[5], inputs[6])
         ctx.save_for_backward(*inputs[:3], output[1])
         ctx.save_for_forward(*inputs[:3], output[1])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, g_loss: Tensor | None, g_m: Tensor | None) -> tuple[Any, ...]:
-        logits, target = ctx.saved_tensors[:2]
-        binary = ctx.options[2] is None
+        logits, target, weight, m = ctx.saved_tensors
+        t1, t2, axis, _, ignore_index = ctx.options
+        # The kernel's gradient has no derivatives of its own: where they are wanted, core computes it.
+        if ctx.kernel == "triton" and g_loss is not None and g_m is None and not torch.is_grad_enabled():
+            from bitempered.kernels import triton
+
+            by_kernel = triton.backward(logits, target, weight, m, g_loss.contiguous(), t1, t2, ignore_index)
+            return by_kernel, None, None, None, None, None, None, None
+        binary = axis is None
         loss_by_a, m_by_a, loss_by_y = _partials(ctx, ctx.needs_input_grad[1])
         grad = grad_target = None
         if g_loss is not None:
@@ -135,7 +148,11 @@ class _Loss(torch.autograd.Function):
 
 class _LossForwardMode(_Loss):
     @staticmethod
-    def jvp(ctx: Any, d_logits: Tensor | None, d_target: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
+    def jvp(
+        ctx: Any, d_logits: Tensor | None, d_target: Tensor | None, d_weight: Tensor | None, *_: None
+    ) -> tuple[Tensor, Tensor]:
+        if d_weight is not None:
+            raise RuntimeError("the loss is not differentiated in its class weights (weight, pos_weight); detach them")
         binary = ctx.options[2] is None
         axis = -1 if binary else ctx.options[2]
         loss_by_a, m_by_a, loss_by_y = _partials(ctx, d_target is not None)
@@ -207,9 +224,20 @@ def _partials(ctx: Any, for_target: bool) -> tuple[Tensor, Tensor, Tensor | None
 
 
 def log_softmax_and_partition(logits: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor]:
-    # torch.compile does not take a Function with a forward-mode rule.
-    function = _LogSoftmax if torch.compiler.is_compiling() else _LogSoftmaxForwardMode
-    return function.apply(logits, t, axis)
+    return _mode(_LogSoftmax, _LogSoftmaxForwardMode).apply(logits, t, axis)
+
+
+def _mode(function: Any, with_forward_mode: Any) -> Any:
+    if torch.compiler.is_compiling():
+        return function  # torch.compile does not take a Function with a forward-mode rule
+    levels = torch._C._functorch.get_interpreter_stack() or []
+    if sum(level.key() == torch._C._functorch.TransformType.Jvp for level in levels) > 1:
+        # torch runs a Function's jvp with forward mode off: the second derivative would come out as 0.
+        raise RuntimeError(
+            "forward mode over forward mode is not supported: take second derivatives with torch.func.hessian,"
+            " jacfwd(jacrev(f)), jacrev(jacfwd(f)) or jacrev(jacrev(f))"
+        )
+    return with_forward_mode
 
 
 def loss_per_example(
@@ -222,6 +250,6 @@ def loss_per_example(
     label_smoothing: float = 0.0,
     ignore_index: int = -100,
 ) -> Tensor:
-    function = _Loss if torch.compiler.is_compiling() else _LossForwardMode
+    function = _mode(_Loss, _LossForwardMode)
     rows, _ = function.apply(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
     return rows.squeeze(-1 if axis is None else axis)

@@ -206,7 +206,7 @@ def bi_tempered_binary_logistic_loss(
         pos_weight = pos_weight.expand_as(logits)
     losses = loss_per_example(logits, target, pos_weight, t1, t2, None)
     if weight is not None:
-        losses = losses * weight
+        losses = torch.where(weight == 0, 0.0, losses * weight)  # 0 times an infinite loss is 0
     return _reduce(losses, reduction).to(result_dtype(logits))
 
 
@@ -220,12 +220,13 @@ def check_classes(
 ) -> tuple[Tensor, int]:
     """Raises where the arguments of a loss over classes do not fit; the target (indices as int64) and the axis."""
     check_reduction(reduction)
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise RuntimeError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+    if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing <= 1.0:
+        raise RuntimeError(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
+    if not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
     _check_floating(logits, "logits")
-    if logits.dim() == 0:
-        raise ValueError("logits must have a class dimension: (C), (N, C) or (N, C, d1, ...), got a scalar")
     axis = min(1, logits.dim() - 1)
+    _check_class_axis(logits, axis)
     target = _check_target(logits, target, axis, ignore_index)
     _check_weight(weight, "weight", logits)
     if weight is not None and weight.shape != logits.shape[axis : axis + 1]:
@@ -239,7 +240,9 @@ def reduce_classes(losses: Tensor, target: Tensor, weight: Tensor | None, ignore
     """The reduction of `cross_entropy`: a mean over class indices divides by the summed weights of the targets."""
     if reduction == "mean" and not target.is_floating_point():
         kept = target != ignore_index
-        weights = kept if weight is None else torch.where(kept, weight[torch.where(kept, target, 0)], 0.0)
+        weights = (
+            kept if weight is None else torch.where(kept, weight.to(losses.dtype)[torch.where(kept, target, 0)], 0.0)
+        )
         return losses.sum() / weights.sum()
     return _reduce(losses, reduction)
 
@@ -247,15 +250,15 @@ def reduce_classes(losses: Tensor, target: Tensor, weight: Tensor | None, ignore
 def _log_softmax(logits: Tensor, t: float, dim: int) -> tuple[Tensor, Tensor]:
     t = check_temperature(t, "t")
     _check_floating(logits, "logits")
-    if logits.dim() == 0:
-        raise ValueError("logits must have a class dimension, got a scalar")
-    if not -logits.dim() <= dim < logits.dim():
+    if logits.dim() and not -logits.dim() <= dim < logits.dim():
         raise IndexError(f"dim must be in [{-logits.dim()}, {logits.dim() - 1}] for this shape, got {dim}")
+    _check_class_axis(logits, dim)
     return log_softmax_and_partition(logits, t, dim % logits.dim())
 
 
 def result_dtype(logits: Tensor) -> torch.dtype:
-    if torch.is_autocast_enabled(logits.device.type):
+    kind = logits.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return compute_dtype(logits.dtype)
     return logits.dtype
 
@@ -299,6 +302,11 @@ def _check_floating(x: Tensor, name: str) -> None:
         raise RuntimeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
 
 
+def _check_class_axis(logits: Tensor, axis: int) -> None:
+    if logits.dim() == 0 or logits.shape[axis] == 0:
+        raise ValueError(f"logits must have a class dimension of at least one class, got shape {tuple(logits.shape)}")
+
+
 def _check_weight(weight: Tensor | None, name: str, logits: Tensor) -> None:
     if weight is None:
         return
@@ -312,6 +320,8 @@ def _check_weight(weight: Tensor | None, name: str, logits: Tensor) -> None:
 def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) -> Tensor:
     """The target, class indices as int64; raises where it does not fit `logits`."""
     _check_tensor(target, "target")
+    if target.device != logits.device:
+        raise RuntimeError(f"target is on {target.device} and logits on {logits.device}: they must be on one device")
     classes = logits.shape[axis]
     rows = logits.shape[:axis] + logits.shape[axis + 1 :]
     indices = target.dtype in _INTEGERS
@@ -353,17 +363,21 @@ def _check_values(x: Tensor, valid: Callable[[], Tensor], error: Callable[[], Ex
     """Raises `error` on CPU, asserts on the device on CUDA, does nothing where values cannot be looked at."""
     if torch.compiler.is_compiling():
         return
-    if x.device.type == "cuda":
-        if not torch.cuda.is_current_stream_capturing():
-            torch._assert_async(valid().all())
-    elif x.device.type == "cpu":
-        everywhere = valid().all()
-        try:
+    if x.device.type not in ("cpu", "cuda"):
+        return
+    everywhere = valid().all()
+    try:
+        if x.device.type == "cpu":
             fine = bool(everywhere)
-        except RuntimeError:  # vmap and tracing refuse to look at a value
+        elif torch.cuda.is_current_stream_capturing():
             return
-        if not fine:
-            raise error()
+        else:
+            torch._assert_async(everywhere)
+            return
+    except RuntimeError:  # vmap and tracing refuse to look at a value
+        return
+    if not fine:
+        raise error()
 
 
 def _range(x: Tensor) -> str:
