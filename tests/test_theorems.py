@@ -520,6 +520,8 @@ def test_fenchel_young_loss_is_the_matching_loss_inside_the_support_and_more_out
     below = edge - a.gather(1, target[:, None])[:, 0]
     assert (theirs - ours - below)[~inside].abs().max() <= 1e-9
     assert below[~inside].min() > 0
+    other = convex_function(y, t + 0.05) + dual(a, t + 0.05) - (y * a).sum(-1)
+    assert (other - theirs).abs().max() > 1e-2  # caught: another temperature
 
 
 def gradient_of(loss, a, target):

@@ -17,6 +17,8 @@ from bitempered.torch import (
     tempered_softmax,
 )
 
+# Where two exact ways to a derivative are compared in float64, tolerances allow each some tens of roundings (1e-13),
+# and a hundred times that for second derivatives, whose terms cancel.
 PAIRS = [(0.0, 0.0), (0.5, 0.5), (0.5, 0.8), (0.2, 1.0), (1.0, 1.0), (0.8, 1.2), (0.5, 4.0), (1.3, 1.6)]
 T = [0.0, 0.5, 1 - 1e-6, 1.0, 1 + 1e-6, 1.2, 4.0]
 

@@ -103,6 +103,18 @@ def test_next_to_one(dtype, t1, t2):
         check_loss(logits, torch.tensor(index), [mp.mpf(int(i == index)) for i in range(5)], t1, t2)
 
 
+@pytest.mark.parametrize(("t1", "t2"), [(0.5, 4.0), (0.0, 10.0), (1.5, 30.0), (1.99, 100.0)])
+def test_small_gradients_are_right_in_relation_to_themselves(t1, t2):
+    """For large t2 - t1 all gradients are small, and the bar relative to max(1, value) sees none of them."""
+    logits = torch.tensor([2.0, -1.0, 0.5, 7.0], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(bi_tempered_logistic_loss(logits, torch.tensor(1), t1, t2), logits)
+    _, exact = oracle.loss_and_gradient(logits.tolist(), [0, 1, 0, 0], t1, t2)
+    largest = max(abs(g) for g in exact)
+    assert largest < 0.1
+    # The power t2 - t1 magnifies the rounding of log p, about 1e-16, that many times.
+    assert max(abs(mp.mpf(g) - e) for g, e in zip(gradient.tolist(), exact, strict=True)) <= 1e-13 * largest
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("t", T_SOFTMAX + T_NEAR_ONE)
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0, 1000.0])  # a zero-initialised head, usual, confident, absurd

@@ -81,7 +81,9 @@ def tempered_log_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
 def tempered_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
     """exp_t(logits - lambda_t(logits)): the probabilities of a model trained with temperature t2 = t.
 
-    Softmax at t = 1; a heavier tail for t > 1; sparse for t < 1 (sparsemax at t = 0). Logits of -inf get probability 0.
+    Softmax at t = 1; a heavier tail for t > 1; sparse for t < 1 (sparsemax at t = 0). Logits of -inf get probability 0,
+    as do those further below the largest than the dtype's largest number. Exactly at the edge of a support the
+    derivative is the one from outside, where that differs (t = 0); the losses take the one from inside.
 
     Args:
         logits: any shape.
