@@ -260,7 +260,7 @@ def _log_softmax(logits: Tensor, t: float, dim: int) -> tuple[Tensor, Tensor]:
 
 def result_dtype(logits: Tensor) -> torch.dtype:
     kind = logits.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    if kind != "meta" and torch.is_autocast_enabled(kind):  # torch knows no autocast for meta tensors, and says so
         return compute_dtype(logits.dtype)
     return logits.dtype
 
