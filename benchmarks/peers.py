@@ -171,7 +171,11 @@ MEASURES: list[tuple[str, str, Callable[[Contender], float | bool]]] = [
         for d in (1e-4, 1e-6, 1e-7)
     ),
     ("float16", "error of the loss in float16, (0.8, 1.2)", lambda it: loss_error(it, 0.8, 1.2, torch.float16)),
-    ("bounded", "(0.2, 1.0), logits of scale 100: examples not finite", lambda it: bad_gradients(it, 0.2, 1.0, 100)),
+    (
+        "bounded",
+        "(0.2, 1.0), logits of scale 100: share of examples not finite",
+        lambda it: bad_gradients(it, 0.2, 1.0, 100),
+    ),
     ("binary", "binary loss off from BCE at t = 1", binary_error),
     ("image", "logits (N, C, d) as in cross_entropy", image_shape),
     ("vmap", "vmap of grad", vmap_of_grad),
