@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitempered.noise import symmetric
+from bitempered.noise import asymmetric, from_file, large_margin, pair_flip, small_margin, symmetric
 
 
 @given(
@@ -64,3 +64,138 @@ def test_symmetric_follows_its_generator():
 def test_symmetric_refuses_bad_input(labels, rate, num_classes, message):
     with pytest.raises(ValueError, match=message):
         symmetric(np.array(labels), rate, rng=np.random.default_rng(0), num_classes=num_classes)
+
+
+# The other models: name, arguments beside labels, rate and rng for labels of ten classes.
+
+
+MARGIN = np.random.default_rng(9).normal(size=200)
+MODELS = [
+    (symmetric, {"num_classes": 10}),
+    (symmetric, {"num_classes": 10, "including_self": True}),
+    (asymmetric, {"mapping": {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}}),
+    (pair_flip, {"num_classes": 10}),
+    (small_margin, {"num_classes": 10, "margin": MARGIN}),
+    (large_margin, {"num_classes": 10, "margin": MARGIN, "pool": 0.6}),
+]
+
+
+@pytest.mark.parametrize(("model", "options"), MODELS)
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8])
+def test_every_model_is_seeded_keeps_the_dtype_and_leaves_its_input_alone(model, options, dtype):
+    labels = np.random.default_rng(0).integers(0, 10, 200).astype(dtype)
+    before = labels.copy()
+    first, same, other = (model(labels, 0.4, rng=np.random.default_rng(seed), **options) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, same)
+    assert (first != other).any()
+    assert first.dtype == dtype
+    np.testing.assert_array_equal(labels, before)
+    np.testing.assert_array_equal(model(labels, 0.0, rng=np.random.default_rng(0), **options), labels)
+
+
+@pytest.mark.parametrize(("model", "options"), MODELS)
+@pytest.mark.parametrize(
+    ("labels", "rate", "message"),
+    [([0, 1], 1.5, r"rate must be in \[0, 1\], got 1.5"), ([0.5, 1.0], 0.1, "integers, got shape .* dtype float64")],
+)
+def test_every_model_refuses_bad_input(model, options, labels, rate, message):
+    with pytest.raises(ValueError, match=message):
+        model(np.array(labels), rate, rng=np.random.default_rng(0), **options)
+
+
+def test_symmetric_over_all_classes_draws_exactly_the_rate_anew():
+    labels = np.full(100_000, 3)
+    noisy = symmetric(labels, 0.5, rng=np.random.default_rng(0), num_classes=10, including_self=True)
+    counts = np.bincount(noisy, minlength=10)
+    # 50,000 draws over ten classes: 5,000 each, on top of the 50,000 never drawn; five standard deviations are 336.
+    assert np.abs(counts - 5_000 - 50_000 * (np.arange(10) == 3)).max() < 336
+
+
+@given(rate=st.floats(0, 1), size=st.integers(0, 200), seed=st.integers(0, 50))
+def test_asymmetric_changes_exactly_the_rate_of_the_mapped_labels(rate, size, seed):
+    labels = np.random.default_rng(seed).integers(0, 5, size)
+    # 4 -> 4 is allowed and moves nothing, so its labels do not count.
+    noisy = asymmetric(labels, rate, rng=np.random.default_rng(seed), mapping={0: 1, 1: 0, 3: 2, 4: 4})
+    mapped = np.isin(labels, [0, 1, 3])
+    assert (noisy != labels).sum() == round(rate * mapped.sum())
+    assert {(0, 1), (1, 0), (3, 2)} >= set(zip(labels[noisy != labels], noisy[noisy != labels], strict=True))
+
+
+@given(rate=st.floats(0, 1), size=st.integers(0, 200), seed=st.integers(0, 50))
+def test_pair_flip_moves_exactly_the_rate_to_the_next_class(rate, size, seed):
+    labels = np.random.default_rng(seed).integers(0, 5, size)
+    noisy = pair_flip(labels, rate, rng=np.random.default_rng(seed), num_classes=5)
+    changed = noisy != labels
+    assert changed.sum() == round(rate * size)
+    np.testing.assert_array_equal(noisy[changed], (labels[changed] + 1) % 5)
+
+
+@pytest.mark.parametrize(("model", "nearest_first"), [(small_margin, True), (large_margin, False)])
+def test_margin_noise_stays_in_its_pool(model, nearest_first):
+    labels = np.arange(200) % 3
+    distances = np.sort(np.abs(MARGIN))
+    for rate, pool in [(0.1, None), (0.1, 0.1), (0.1, 0.25), (0.25, 1.0)]:
+        noisy = model(labels, rate, rng=np.random.default_rng(0), margin=MARGIN, num_classes=3, pool=pool)
+        changed = np.abs(MARGIN[noisy != labels])
+        assert len(changed) == round(rate * 200)
+        size = round((rate if pool is None else pool) * 200)
+        if nearest_first:
+            assert changed.max() <= distances[size - 1]
+        else:
+            assert changed.min() >= distances[-size]
+
+
+@pytest.mark.parametrize(
+    ("margin", "pool", "message"),
+    [
+        ([0.1], None, r"margin must be one number for each of the 2 labels, got shape \(1,\)"),
+        ([0.1, float("nan")], None, "with 1 NaN"),
+        ([0.1, 0.2], 0.4, r"pool must be in \[rate, 1\] = \[0.5, 1\], got 0.4"),
+        ([0.1, 0.2], float("nan"), "pool must be in"),
+    ],
+)
+def test_margin_noise_refuses_bad_margins_and_pools(margin, pool, message):
+    with pytest.raises(ValueError, match=message):
+        small_margin(
+            np.array([0, 1]), 0.5, rng=np.random.default_rng(0), margin=np.array(margin), num_classes=2, pool=pool
+        )
+
+
+@pytest.mark.parametrize("mapping", [{0: -1}, {0: 1.5}, {0: 300}, {"cat": 1}])
+def test_asymmetric_refuses_what_is_no_class(mapping):
+    with pytest.raises(ValueError, match="mapping must send classes to classes"):
+        asymmetric(np.array([0, 1], dtype=np.uint8), 0.5, rng=np.random.default_rng(0), mapping=mapping)
+
+
+# Labels that people gave
+
+
+def test_from_file_returns_the_file_s_labels(tmp_path):
+    clean, noisy = np.array([0, 1, 2, 3]), np.array([0, 1, 1, 3], dtype=np.int32)
+    np.savez(tmp_path / "people.npz", noisy_label=noisy, clean_label=clean)
+    result = from_file(clean, tmp_path / "people.npz")
+    assert result.dtype == clean.dtype
+    np.testing.assert_array_equal(result, noisy)
+
+
+def test_from_file_refuses_what_does_not_fit(tmp_path):
+    clean, path = np.array([0, 1, 2]), tmp_path / "people.npz"
+    cases = [
+        ({"noisy_label": clean}, "must hold the arrays noisy_label and clean_label: clean_label"),
+        ({"noisy_label": clean[:2], "clean_label": clean}, r"shape \(3,\) as the labels, got int64 of shape \(2,\)"),
+        ({"noisy_label": clean / 2, "clean_label": clean}, "noisy_label must be integers"),
+        ({"noisy_label": clean, "clean_label": clean[::-1]}, "same order"),
+        ({"noisy_label": np.array([print, 1, 2], dtype=object), "clean_label": clean}, "not an .npz file of plain"),
+    ]
+    for content, message in cases:
+        np.savez(path, **content)
+        with pytest.raises(ValueError, match=message):
+            from_file(clean, path)
+    for content in (b"", b"no zip", path.read_bytes()[:100]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"not an \.npz file"):
+            from_file(clean, path)
+    with path.open("wb") as file:
+        np.save(file, clean)
+    with pytest.raises(ValueError, match=r"not an \.npz file"):
+        from_file(clean, path)

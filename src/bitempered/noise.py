@@ -1,15 +1,28 @@
-"""Label noise: corrupt known labels in a known way, to measure what a loss makes of them."""
+"""Label noise: corrupt known labels in a known way, to measure what a loss makes of them.
+
+Each model takes labels and a rate and returns new labels; how many of them it touches is exact, never
+itself random, so that two draws differ in which labels are wrong but not in how many. What the rate is
+a fraction of, each model says.
+"""
+
+import operator
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
-__all__ = ["symmetric"]
+__all__ = ["asymmetric", "from_file", "large_margin", "pair_flip", "small_margin", "symmetric"]
 
 
-def symmetric(labels: np.ndarray, rate: float, *, rng: np.random.Generator, num_classes: int) -> np.ndarray:
+def symmetric(
+    labels: np.ndarray, rate: float, *, rng: np.random.Generator, num_classes: int, including_self: bool = False
+) -> np.ndarray:
     """Give a fraction `rate` of the labels another class, chosen uniformly among the others.
 
-    Exactly `round(rate * len(labels))` labels change, so that two draws differ in which labels
-    are wrong but not in how many.
+    Exactly `round(rate * n)` labels change. With `including_self` the class is drawn among all of them
+    instead, as part of the literature does: exactly `round(rate * n)` labels are drawn anew, and a drawn
+    label stays what it was with probability 1 / num_classes.
 
     Shapes: `labels` is `(n,)`, integers in `[0, num_classes)`; the result is a new array of its
     shape and dtype.
@@ -18,6 +31,129 @@ def symmetric(labels: np.ndarray, rate: float, *, rng: np.random.Generator, num_
     >>> sorted(noisy.tolist())
     [0, 0, 1, 1]
     """
+    labels = check(labels, rate, num_classes)
+    chosen = draw(len(labels), rate, rng)
+    return move(labels, chosen, rng.integers(0 if including_self else 1, num_classes, size=len(chosen)), num_classes)
+
+
+def asymmetric(labels: np.ndarray, rate: float, *, rng: np.random.Generator, mapping: Mapping[int, int]) -> np.ndarray:
+    """Turn classes into those that people mistake them for, such as `{9: 1, 2: 0, 4: 7, 3: 5, 5: 3}`.
+
+    The rate is a fraction of the labels whose class `mapping` sends to another one: exactly
+    `round(rate * m)` of those m labels change, all others stay.
+
+    Shapes: as `symmetric`.
+
+    >>> asymmetric(np.array([0, 1, 2, 2]), 1.0, rng=np.random.default_rng(0), mapping={2: 0}).tolist()
+    [0, 1, 0, 0]
+    """
+    labels = check(labels, rate)
+    for source, target in mapping.items():
+        if not (fits(source, labels.dtype) and fits(target, labels.dtype)):
+            raise ValueError(
+                f"mapping must send classes to classes, integers >= 0 that {labels.dtype} can hold; "
+                f"got {source!r}: {target!r}"
+            )
+    moved = {source: target for source, target in mapping.items() if source != target}
+    mapped = np.flatnonzero(np.isin(labels, list(moved)))
+    noisy = labels.copy()
+    for i in mapped[draw(len(mapped), rate, rng)]:
+        noisy[i] = moved[int(labels[i])]
+    return noisy
+
+
+def pair_flip(labels: np.ndarray, rate: float, *, rng: np.random.Generator, num_classes: int) -> np.ndarray:
+    """Move a fraction `rate` of the labels to the next class, the last one's to class 0.
+
+    Exactly `round(rate * n)` labels change.
+
+    Shapes: as `symmetric`.
+
+    >>> pair_flip(np.array([0, 1, 2]), 1.0, rng=np.random.default_rng(0), num_classes=3).tolist()
+    [1, 2, 0]
+    """
+    labels = check(labels, rate, num_classes)
+    chosen = draw(len(labels), rate, rng)
+    return move(labels, chosen, np.ones(len(chosen), dtype=np.int64), num_classes)
+
+
+def small_margin(
+    labels: np.ndarray,
+    rate: float,
+    *,
+    rng: np.random.Generator,
+    margin: np.ndarray,
+    num_classes: int,
+    pool: float | None = None,
+) -> np.ndarray:
+    """Give another class to labels of examples near the noise-free boundary.
+
+    Exactly `round(rate * n)` labels change, drawn from the `round(pool * n)` examples with the smallest
+    `|margin|`; by default the pool is no larger than it must be, and the nearest examples are all wrong.
+
+    Shapes: as `symmetric`; `margin` is `(n,)`, the examples' distances from the boundary, of either sign.
+
+    >>> margin = np.array([-0.1, 2.0, -3.0, 0.2])
+    >>> small_margin(np.zeros(4, int), 0.5, rng=np.random.default_rng(0), margin=margin, num_classes=2).tolist()
+    [1, 0, 0, 1]
+
+    Reference: Amid, Warmuth, Anil, Koren, section 1.2 and figure 2.
+    """
+    return by_margin(labels, rate, rng, np.abs(margin), num_classes, pool)
+
+
+def large_margin(
+    labels: np.ndarray,
+    rate: float,
+    *,
+    rng: np.random.Generator,
+    margin: np.ndarray,
+    num_classes: int,
+    pool: float | None = None,
+) -> np.ndarray:
+    """Give another class to labels of examples far from the noise-free boundary.
+
+    As `small_margin`, with the largest `|margin|` in place of the smallest.
+
+    >>> margin = np.array([-0.1, 2.0, -3.0, 0.2])
+    >>> large_margin(np.zeros(4, int), 0.5, rng=np.random.default_rng(0), margin=margin, num_classes=2).tolist()
+    [0, 1, 1, 0]
+    """
+    return by_margin(labels, rate, rng, -np.abs(margin), num_classes, pool)
+
+
+def from_file(labels: np.ndarray, path: str | Path) -> np.ndarray:
+    """Replace clean labels by those that people gave, from an .npz file such as CIFAR-100N's.
+
+    The file holds two arrays, `noisy_label` and `clean_label`; the rate is whatever it is. Its clean
+    labels must be the given ones: that is how a file in another order is found out. Nothing in the file
+    is executed.
+
+    Shapes: `labels` is `(n,)`, integers; the result is a new array of its shape and dtype.
+
+    Reference: Wei et al., Learning with Noisy Labels Revisited: A Study Using Real-World Human Annotations, 2022.
+    """
+    labels = check(labels, 0.0)
+    try:
+        # Opened here, since np.load leaves a file that it cannot read open.
+        with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            noisy, clean = file["noisy_label"], file["clean_label"]
+    except KeyError as error:
+        raise ValueError(f"{path} must hold the arrays noisy_label and clean_label: {error.args[0]}") from None
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile):
+        # A lone .npy array is no context manager (TypeError); pickled content is a ValueError.
+        raise ValueError(f"{path} is not an .npz file of plain arrays") from None
+    if noisy.shape != labels.shape or not np.issubdtype(noisy.dtype, np.integer):
+        raise ValueError(
+            f"{path}: noisy_label must be integers of shape {labels.shape} as the labels, "
+            f"got {noisy.dtype} of shape {noisy.shape}"
+        )
+    if not np.array_equal(clean, labels):
+        raise ValueError(f"{path}: clean_label differs from the labels given; are the examples in the same order?")
+    return noisy.astype(labels.dtype)
+
+
+def check(labels: np.ndarray, rate: float, num_classes: int | None = None) -> np.ndarray:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
@@ -25,6 +161,8 @@ def symmetric(labels: np.ndarray, rate: float, *, rng: np.random.Generator, num_
         )
     if not 0 <= rate <= 1:
         raise ValueError(f"rate must be in [0, 1], got {rate}")
+    if num_classes is None:
+        return labels
     if num_classes < 2:
         raise ValueError(f"num_classes must be at least 2, got {num_classes}")
     if labels.size and (labels.min() < 0 or labels.max() >= num_classes):
@@ -32,10 +170,41 @@ def symmetric(labels: np.ndarray, rate: float, *, rng: np.random.Generator, num_
             f"labels must be in [0, {num_classes}) for num_classes={num_classes}, "
             f"got labels from {labels.min()} to {labels.max()}"
         )
-    flipped = rng.choice(len(labels), size=round(rate * len(labels)), replace=False)
-    # A step of 1 .. num_classes - 1 round the classes reaches each other class equally often.
-    step = rng.integers(1, num_classes, size=len(flipped))
+    return labels
+
+
+def fits(label: int, dtype: np.dtype) -> bool:
+    try:
+        return 0 <= operator.index(label) <= np.iinfo(dtype).max
+    except TypeError:
+        return False
+
+
+def draw(count: int, rate: float, rng: np.random.Generator) -> np.ndarray:
+    return rng.choice(count, size=round(rate * count), replace=False)
+
+
+def move(labels: np.ndarray, chosen: np.ndarray, step: np.ndarray, num_classes: int) -> np.ndarray:
+    """Move the chosen labels `step` classes on; steps 1 .. num_classes - 1 reach each other class once."""
     noisy = labels.copy()
     # In int64, since the sum may not fit a narrow dtype such as uint8.
-    noisy[flipped] = (labels[flipped].astype(np.int64) + step) % num_classes
+    noisy[chosen] = (labels[chosen].astype(np.int64) + step) % num_classes
     return noisy
+
+
+def by_margin(
+    labels: np.ndarray, rate: float, rng: np.random.Generator, key: np.ndarray, num_classes: int, pool: float | None
+) -> np.ndarray:
+    labels = check(labels, rate, num_classes)
+    if key.shape != labels.shape or np.isnan(key).any():
+        raise ValueError(
+            f"margin must be one number for each of the {len(labels)} labels, "
+            f"got shape {key.shape} with {np.isnan(key).sum()} NaN"
+        )
+    if pool is None:
+        pool = rate
+    if not rate <= pool <= 1:
+        raise ValueError(f"pool must be in [rate, 1] = [{rate}, 1], got {pool}")
+    nearest = np.argsort(key, kind="stable")[: round(pool * len(labels))]
+    chosen = rng.choice(nearest, size=round(rate * len(labels)), replace=False)
+    return move(labels, chosen, rng.integers(1, num_classes, size=len(chosen)), num_classes)
