@@ -1,6 +1,6 @@
 """The robust bi-tempered logistic loss, exact for every temperature.
 
-Importing this package imports no framework: use `bitempered.torch`.
+Importing this package imports no framework: use `bitempered.torch`, `bitempered.jax` or `bitempered.numpy`.
 """
 
 __version__ = "0.1.0"

@@ -87,28 +87,33 @@ def normalizer(u: Array, t: Temperature, *, steps: int, axis: int, xp: Any) -> A
     mean (t > 1) or a norm (t < 1) of functions linear in lambda, so that m climbs monotonically from any lower
     bound. At t = 1 one step is log-sum-exp.
     """
-    s = t - 1
-    finite_support = not (isinstance(t, float | int) and t >= 1)
-    m = _lower_bound(u, t, axis=axis, xp=xp)
+    m = lower_bound(u, t, axis=axis, xp=xp)
     for _ in range(steps):
-        # `log_ratios` again, without its care for derivatives: this is the inner loop.
-        decay = xp.exp(-s * m)
-        v = u * xp.where(decay == 0, -1e-37, -decay)  # a masked class stays at -inf where e^(-s m) underflows
-        if finite_support:
-            outside = s * v >= 1
-            v = xp.where(outside, 0.0, v)
-        log_r = psi(v, -s, xp=xp)
-        r, r_to_t = xp.exp(log_r), xp.exp(t * log_r)
-        if finite_support:
-            r, r_to_t = xp.where(outside, 0.0, r), xp.where(outside, 0.0, r_to_t)
-        total = xp.sum(r, axis=axis)
-        log_z = xp.log(total) - m
-        excess = total / xp.sum(r_to_t, axis=axis) - 1
-        m = m + log_z + psi(excess * phi(log_z, -s, xp=xp), s, xp=xp)
+        m = newton_step(m, u, t, axis=axis, xp=xp)
     return m
 
 
-def _lower_bound(u: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
+def newton_step(m: Array, u: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
+    """One step of `normalizer`."""
+    s = t - 1
+    finite_support = not (isinstance(t, float | int) and t >= 1)
+    # `log_ratios` again, without its care for derivatives: this is the inner loop.
+    decay = xp.exp(-s * m)
+    v = u * xp.where(decay == 0, -1e-37, -decay)  # a masked class stays at -inf where e^(-s m) underflows
+    if finite_support:
+        outside = s * v >= 1
+        v = xp.where(outside, 0.0, v)
+    log_r = psi(v, -s, xp=xp)
+    r, r_to_t = xp.exp(log_r), xp.exp(t * log_r)
+    if finite_support:
+        r, r_to_t = xp.where(outside, 0.0, r), xp.where(outside, 0.0, r_to_t)
+    total = xp.sum(r, axis=axis)
+    log_z = xp.log(total) - m
+    excess = total / xp.sum(r_to_t, axis=axis) - 1
+    return m + log_z + psi(excess * phi(log_z, -s, xp=xp), s, xp=xp)
+
+
+def lower_bound(u: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
     """Jensen's inequality on sum r: m >= log K - psi_{-s}(mean(u) K^(-s)) where that is defined, and m >= 0."""
     s = t - 1
     masked = u == math.inf

@@ -9,14 +9,13 @@ docs/math.md derives the formulas and tabulates the named special cases.
 
 import math
 import sys
-from collections.abc import Callable
-from numbers import Real
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from bitempered import core
+from bitempered.checks import check_number
 
 __all__ = [
     "alternate_convex_function",
@@ -48,7 +47,7 @@ def convex_function(y: Array, t: float) -> Array:
 
     Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
     """
-    t = _check(t, "t", 0)
+    t = check_number(t, "t", 0)
     xp = _namespace(y=y)
     return _bregman(y, xp.ones_like(y), t, xp)
 
@@ -68,7 +67,7 @@ def alternate_convex_function(y: Array, t: float) -> Array:
     >>> bool(alternate_convex_function(y, 0.5) == convex_function(y, 1.5))
     True
     """
-    return convex_function(y, _check(t, "t", -1) + 1)
+    return convex_function(y, check_number(t, "t", -1) + 1)
 
 
 def bregman_divergence(y: Array, y_hat: Array, t: float) -> Array:
@@ -87,7 +86,7 @@ def bregman_divergence(y: Array, y_hat: Array, t: float) -> Array:
     >>> bregman_divergence(np.array([1.0, 0.0]), np.array([0.5, 0.5]), 0.0)
     array(0.25)
     """
-    return _bregman(y, y_hat, _check(t, "t", 0), _namespace(y=y, y_hat=y_hat))
+    return _bregman(y, y_hat, check_number(t, "t", 0), _namespace(y=y, y_hat=y_hat))
 
 
 def beta_divergence(y: Array, y_hat: Array, beta: float) -> Array:
@@ -106,7 +105,7 @@ def beta_divergence(y: Array, y_hat: Array, beta: float) -> Array:
 
     Reference: Cichocki, Amari. Families of Alpha- Beta- and Gamma-Divergences. Entropy 12, 2010.
     """
-    return _bregman(y, y_hat, 2 - _check(beta, "beta", -math.inf), _namespace(y=y, y_hat=y_hat))
+    return _bregman(y, y_hat, 2 - check_number(beta, "beta"), _namespace(y=y, y_hat=y_hat))
 
 
 def tsallis_entropy(y: Array, t: float) -> Array:
@@ -126,7 +125,7 @@ def tsallis_entropy(y: Array, t: float) -> Array:
 
     Reference: Tsallis. Possible Generalization of Boltzmann-Gibbs Statistics. J. Stat. Phys. 52, 1988.
     """
-    t = _check(t, "t", 0)
+    t = check_number(t, "t", 0)
     xp = _namespace(y=y)
     with np.errstate(all="ignore"):
         log_y = xp.log(xp.where(y > 0, y, 1.0))
@@ -148,7 +147,7 @@ def tsallis_divergence(y: Array, y_hat: Array, t: float) -> Array:
     >>> tsallis_divergence(np.array([1.0, 0.0]), np.array([0.25, 0.75]), 0.5)
     array(1.)
     """
-    t = _check(t, "t", 0)
+    t = check_number(t, "t", 0)
     xp = _namespace(y=y, y_hat=y_hat)
     with np.errstate(all="ignore"):
         present = y > 0
@@ -171,7 +170,7 @@ def dual(a: Array, t: float) -> Array:
     >>> dual(np.zeros(4), 1.0) + 3 - np.log(4)
     np.float64(0.0)
     """
-    t = _check(t, "t", 0)
+    t = check_number(t, "t", 0)
     xp = _namespace(a=a)
     with np.errstate(all="ignore"):
         log_p, log_partition = xp.log_softmax(a, t)
@@ -210,52 +209,26 @@ def _valid(x: Array, xp: Any) -> Array:
     return xp.sum(xp.where(x >= 0, 0.0, 1.0), axis=-1) == 0
 
 
-def _check(value: float, name: str, least: float) -> float:
-    if not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not (math.isfinite(value) and value >= least):
-        allowed = "a finite number" if least == -math.inf else f"a finite number >= {least}"
-        raise ValueError(f"{name} must be {allowed}, got {value}")
-    return float(value)
-
-
 def _namespace(**arrays: Array) -> Any:
     """The `xp` of these arrays' framework, for `core`, with a `log_softmax(a, t)` along the last axis.
 
     An array of a framework can only come from a program that has imported it: nothing is imported to find out.
     """
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    adapter: Any
     if all(isinstance(x, np.ndarray) for x in arrays.values()):
-        xp, floating = _numpy_like(np), lambda x: np.issubdtype(x.dtype, np.floating)
+        from bitempered import numpy as adapter
     elif torch is not None and all(isinstance(x, torch.Tensor) for x in arrays.values()):
-        from bitempered.torch import autograd
-
-        xp, floating = SimpleNamespace(**vars(autograd.xp)), lambda x: x.is_floating_point()
-        xp.log_softmax = lambda a, t: autograd.log_softmax_and_partition(a, t, a.ndim - 1)
+        from bitempered.torch import autograd as adapter
     elif jax is not None and all(isinstance(x, jax.Array) for x in arrays.values()):
-        xp, floating = _numpy_like(jax.numpy), lambda x: jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
+        from bitempered import jax as adapter
     else:
         kinds = " and ".join(f"{type(x).__module__}.{type(x).__name__}" for x in arrays.values())
         wanted = "an array of NumPy, torch or JAX" if len(arrays) == 1 else "arrays of one of NumPy, torch and JAX"
         raise TypeError(f"{' and '.join(arrays)} must be {wanted}, got {kinds}")
     for name, x in arrays.items():
-        if not floating(x):
+        if "float" not in str(x.dtype):
             raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; convert it")
-    return xp
-
-
-def _numpy_like(module: Any) -> Any:
-    def log_softmax(a: Array, t: float) -> tuple[Array, Array]:
-        steps = core.newton_steps(t, a.shape[-1], float(module.finfo(a.dtype).eps))
-        u = core.gaps(a, axis=-1, xp=xp)
-        m = core.normalizer(u, t, steps=steps, axis=-1, xp=xp)
-        return core.log_probs(u, m, t, xp=xp), xp.max(a, axis=-1) + core.phi(m, t - 1, xp=xp)
-
-    def keeping_axis(reduce: Callable[..., Array]) -> Callable[..., Array]:
-        return lambda x, axis: reduce(x, axis=axis, keepdims=True)
-
-    functions = {name: getattr(module, name) for name in ("exp", "expm1", "log", "log1p", "ones_like", "where")}
-    xp = SimpleNamespace(
-        **functions, sum=keeping_axis(module.sum), max=keeping_axis(module.max), log_softmax=log_softmax
+    return SimpleNamespace(
+        **vars(adapter.xp), log_softmax=lambda a, t: adapter.log_softmax_and_partition(a, t, a.ndim - 1)
     )
-    return xp

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bitempered import __version__, noise
+from bitempered.checks import check_temperatures
 from bitempered.experiments.data import check_dataset, load
 from bitempered.experiments.files import read_rows, write_rows
 from bitempered.experiments.models import mlp
 from bitempered.experiments.train import train
 from bitempered.torch import bi_tempered_logistic_loss
-from bitempered.torch.functional import check_temperatures
 
 __all__ = ["LOSSES", "Comparison", "run"]
 

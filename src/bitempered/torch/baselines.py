@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from bitempered import core
+from bitempered.checks import check_temperature, check_temperatures
 from bitempered.torch.autograd import encode, log_softmax_and_partition, xp
 from bitempered.torch.functional import (
     check_classes,
-    check_temperature,
-    check_temperatures,
     reduce_classes,
     result_dtype,
 )

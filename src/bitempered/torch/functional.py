@@ -1,6 +1,5 @@
 """The public functions: they check, call the differentiable operations, and reduce."""
 
-import math
 from collections.abc import Callable
 from numbers import Real
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bitempered import core
+from bitempered.checks import check_temperature, check_temperatures
 from bitempered.torch.autograd import compute_dtype, log_softmax_and_partition, loss_per_example, xp
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
@@ -269,23 +269,6 @@ def _reduce(losses: Tensor, reduction: str) -> Tensor:
     if reduction == "mean":
         return losses.mean()
     return losses.sum() if reduction == "sum" else losses
-
-
-def check_temperature(t: float, name: str) -> float:
-    if not isinstance(t, Real):
-        raise TypeError(f"{name} must be a number, got {type(t).__name__}")
-    if not (0 <= t < math.inf):
-        raise ValueError(f"{name} must be a finite number >= 0, got {t}")
-    return float(t)
-
-
-def check_temperatures(t1: float, t2: float) -> tuple[float, float]:
-    t1, t2 = check_temperature(t1, "t1"), check_temperature(t2, "t2")
-    if t1 >= 2:
-        raise ValueError(f"t1 must be in [0, 2), got {t1}")
-    if t1 > t2:
-        raise ValueError(f"t1 must not exceed t2, got t1 = {t1} and t2 = {t2}")
-    return t1, t2
 
 
 def check_reduction(reduction: str) -> None:

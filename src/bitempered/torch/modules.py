@@ -2,11 +2,11 @@
 
 from torch import Tensor, nn
 
+from bitempered.checks import check_temperatures
 from bitempered.torch.functional import (
     bi_tempered_binary_logistic_loss,
     bi_tempered_logistic_loss,
     check_reduction,
-    check_temperatures,
 )
 
 

@@ -1,0 +1,94 @@
+"""What every adapter asks of its arguments before any work: the numbers, and the shapes and dtypes of arrays."""
+
+import math
+from numbers import Real
+from typing import Any
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+Array = Any  # of any framework whose arrays have `shape`, `ndim` and a `dtype` with a NumPy name
+
+
+def check_number(value: float, name: str, least: float = -math.inf) -> float:
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not (math.isfinite(value) and value >= least):
+        allowed = "a finite number" if least == -math.inf else f"a finite number >= {least}"
+        raise ValueError(f"{name} must be {allowed}, got {value}")
+    return float(value)
+
+
+def check_temperature(t: float, name: str) -> float:
+    return check_number(t, name, 0)
+
+
+def check_temperatures(t1: float, t2: float) -> tuple[float, float]:
+    t1, t2 = check_temperature(t1, "t1"), check_temperature(t2, "t2")
+    if t1 >= 2:
+        raise ValueError(f"t1 must be in [0, 2), got {t1}")
+    if t1 > t2:
+        raise ValueError(f"t1 must not exceed t2, got t1 = {t1} and t2 = {t2}")
+    return t1, t2
+
+
+def check_label_smoothing(label_smoothing: float) -> None:
+    if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
+
+
+def check_floating(x: Array, name: str) -> None:
+    if x.dtype.name not in FLOATS:
+        raise TypeError(f"{name} must be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}, got {x.dtype.name}; convert it")
+
+
+def check_logits(logits: Array, axis: int) -> int:
+    """The class axis, counted from the front."""
+    check_floating(logits, "logits")
+    if logits.ndim and not -logits.ndim <= axis < logits.ndim:
+        raise ValueError(f"axis must be in [{-logits.ndim}, {logits.ndim - 1}] for this shape, got {axis}")
+    if logits.ndim == 0 or logits.shape[axis] == 0:
+        raise ValueError(f"logits must have a class axis of at least one class, got shape {logits.shape}")
+    return axis % logits.ndim
+
+
+def check_classes(logits: Array, target: Array, weight: Array | None, label_smoothing: float, axis: int) -> int:
+    """The class axis, counted from the front; raises where the arguments of a loss over classes do not fit."""
+    check_label_smoothing(label_smoothing)
+    axis = check_logits(logits, axis)
+    rows = logits.shape[:axis] + logits.shape[axis + 1 :]
+    indices = is_integer(target)
+    if not (indices or target.dtype.name in FLOATS) or target.shape != (rows if indices else logits.shape):
+        raise ValueError(
+            f"target must be class indices (integers) of shape {rows} or class probabilities (floats) of shape"
+            f" {logits.shape}, got {target.dtype.name} of shape {target.shape}"
+        )
+    if weight is not None:
+        check_floating(weight, "weight")
+        if weight.shape != (logits.shape[axis],):
+            raise ValueError(
+                f"weight must have one entry for each of the {logits.shape[axis]} classes, got shape {weight.shape}"
+            )
+    return axis
+
+
+def check_binary(logits: Array, target: Array, weight: Array | None, pos_weight: Array | None) -> None:
+    check_floating(logits, "logits")
+    if target.shape != logits.shape:
+        raise ValueError(f"target must have the shape of logits, {logits.shape}, got {target.shape}")
+    if not (is_integer(target) or target.dtype.name in (*FLOATS, "bool")):
+        raise TypeError(f"target must hold real numbers or booleans, got {target.dtype.name}")
+    for name, value in (("weight", weight), ("pos_weight", pos_weight)):
+        if value is None:
+            continue
+        check_floating(value, name)
+        if not broadcasts(value.shape, logits.shape):
+            raise ValueError(f"{name} must broadcast to the shape of logits, {logits.shape}, got {value.shape}")
+
+
+def is_integer(x: Array) -> bool:
+    return x.dtype.kind in "iu"
+
+
+def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    trailing = to[len(to) - len(shape) :]
+    return len(shape) <= len(to) and all(n in (1, m) for n, m in zip(shape, trailing, strict=True))

@@ -1,0 +1,443 @@
+"""The bi-tempered logistic loss for JAX: unreduced losses in the manners of optax.
+
+Everything works under jit, vmap, grad, jvp and their compositions, of any order, and on sharded arrays. There is one
+solve per loss, and derivatives are closed forms of its result: nothing is differentiated through the solver.
+
+A temperature may be a Python number, fixed when the function is traced, or an array, traced like any other: a scalar,
+or one temperature per example (broadcasting against the losses). An array costs more Newton steps, since their number
+then serves every temperature. The functions are not differentiated in their temperatures: trying to raises.
+
+Half precision computes in float32; the result has the dtype of the logits. As usual in JAX values are not checked. What
+a check would have refused gives NaN: class indices out of range, negative probabilities, array temperatures outside
+their range. Class probabilities are not required to sum to 1: y counts as sum(y) times y / sum(y).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from numbers import Real
+from typing import Any
+
+from bitempered import core
+from bitempered.checks import (
+    broadcasts,
+    check_binary,
+    check_classes,
+    check_floating,
+    check_logits,
+    check_temperature,
+    check_temperatures,
+    is_integer,
+)
+from bitempered.numpy import encode_binary, encode_classes, namespace
+
+try:
+    import jax
+    import jax.numpy as jnp
+    from jax import Array
+    from jax.custom_derivatives import SymbolicZero
+    from jax.typing import ArrayLike
+except ModuleNotFoundError:
+    raise ModuleNotFoundError('bitempered.jax needs JAX: pip install "bitempered[jax]"') from None
+
+__all__ = [
+    "bi_tempered_binary_logistic_loss",
+    "bi_tempered_logistic_loss",
+    "exp_t",
+    "log_partition",
+    "log_t",
+    "tempered_log_softmax",
+    "tempered_sigmoid",
+    "tempered_softmax",
+]
+
+xp = namespace(jnp)
+
+
+def log_t(x: ArrayLike, t: ArrayLike) -> Array:
+    """The tempered logarithm, (x^(1-t) - 1) / (1 - t); the natural one at t = 1.
+
+    Args:
+        x: any shape; NaN where negative.
+        t: the temperature, >= 0; an array broadcasts against `x`.
+
+    >>> log_t(jnp.array([0.25, 1.0, 4.0]), 0.5)
+    Array([-1.,  0.,  2.], dtype=float32)
+    """
+    x = jnp.asarray(x)
+    check_floating(x, "x")
+    wide = _compute(x)
+    return _log_t(wide, _temperature(t, "t", wide)).astype(x.dtype)
+
+
+def exp_t(x: ArrayLike, t: ArrayLike) -> Array:
+    """The tempered exponential, [1 + (1-t) x]_+^(1/(1-t)); the natural one at t = 1. The inverse of `log_t`.
+
+    Args:
+        x: any shape.
+        t: the temperature, >= 0; an array broadcasts against `x`.
+
+    >>> exp_t(jnp.array([-3.0, 0.0, 2.0]), 0.5)
+    Array([0., 1., 4.], dtype=float32)
+    """
+    x = jnp.asarray(x)
+    check_floating(x, "x")
+    wide = _compute(x)
+    return core.exp_t(wide, _value(_temperature(t, "t", wide)), xp=xp).astype(x.dtype)
+
+
+def log_partition(logits: ArrayLike, t: ArrayLike, axis: int = -1, where: ArrayLike | None = None) -> Array:
+    """lambda_t(logits), the number that makes exp_t(logits - lambda_t) sum to 1; log-sum-exp at t = 1.
+
+    Args:
+        logits: any shape with a class axis. -inf masks a class.
+        t: the temperature, >= 0; an array broadcasts against the result.
+        axis: the class axis.
+        where: the classes to include, as many axes as `logits`; the others are masked.
+
+    Returns:
+        The shape of `logits` without `axis`; inf where it overflows the dtype, which happens for t far above 1.
+
+    >>> log_partition(jnp.zeros((1, 4)), 2.0)
+    Array([3.], dtype=float32)
+    """
+    logits = jnp.asarray(logits)
+    return jnp.squeeze(log_softmax_and_partition(logits, t, axis, where)[1], axis).astype(logits.dtype)
+
+
+def tempered_log_softmax(logits: ArrayLike, t: ArrayLike, axis: int = -1, where: ArrayLike | None = None) -> Array:
+    """The natural logarithm of `tempered_softmax`, computed without forming it; -inf outside a finite support (t < 1).
+
+    >>> jnp.exp(tempered_log_softmax(jnp.zeros(4), 1.2))
+    Array([0.25, 0.25, 0.25, 0.25], dtype=float32)
+    """
+    logits = jnp.asarray(logits)
+    return log_softmax_and_partition(logits, t, axis, where)[0].astype(logits.dtype)
+
+
+def tempered_softmax(logits: ArrayLike, t: ArrayLike, axis: int = -1, where: ArrayLike | None = None) -> Array:
+    """exp_t(logits - lambda_t(logits)): the probabilities of a model trained with temperature t2 = t.
+
+    Args:
+        logits: any shape with a class axis. -inf masks a class.
+        t: the temperature, >= 0; an array broadcasts against `logits` without its class axis. Softmax at 1, a heavier
+            tail above, sparse below.
+        axis: the class axis, which sums to 1.
+        where: the classes to include, as many axes as `logits`; the others get probability 0.
+
+    >>> tempered_softmax(jnp.array([4.0, 2.0, 0.0]), 0.0)
+    Array([1., 0., 0.], dtype=float32)
+    """
+    logits = jnp.asarray(logits)
+    return jnp.exp(log_softmax_and_partition(logits, t, axis, where)[0]).astype(logits.dtype)
+
+
+def tempered_sigmoid(logits: ArrayLike, t: ArrayLike) -> Array:
+    """The probability of the positive class, tempered_softmax([0, a])[1] for each logit a; the sigmoid at t = 1.
+
+    >>> tempered_sigmoid(jnp.array([-2.0, 0.0, 2.0]), 0.0)
+    Array([0. , 0.5, 1. ], dtype=float32)
+    """
+    logits = jnp.asarray(logits)
+    check_floating(logits, "logits")
+    return tempered_softmax(jnp.stack((jnp.zeros_like(logits), logits), axis=-1), t)[..., 1]
+
+
+def bi_tempered_logistic_loss(
+    logits: ArrayLike,
+    target: ArrayLike,
+    t1: ArrayLike,
+    t2: ArrayLike,
+    *,
+    weight: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    axis: int = -1,
+    where: ArrayLike | None = None,
+) -> Array:
+    """The robust bi-tempered logistic loss of each example, in the manners of `optax.losses.softmax_cross_entropy`.
+
+        bregman_divergence(y, tempered_softmax(logits, t2), t1)      of bitempered.divergences, which has its formula
+
+    It is 0 exactly where the two agree. At t1 = t2 = 1 it is the cross-entropy, less the entropy of the target.
+
+    Args:
+        logits: any shape with a class axis of length C, in float16, bfloat16, float32 or float64. -inf masks a class.
+        target: class indices of any integer dtype, shaped like `logits` without the class axis; or class probabilities
+            in a floating dtype, shaped like `logits`.
+        t1: temperature of the logarithm, 0 <= t1 < 2; an array broadcasts against the losses. Below 1 the loss is
+            bounded.
+        t2: temperature of the softmax, t2 >= t1; an array broadcasts against the losses. Above 1 its tail is heavy.
+        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W.
+        label_smoothing: e in [0, 1] makes y into (1 - e) y + e / C, where C counts the classes that `where` includes.
+        axis: the class axis.
+        where: booleans, as in optax: with as many axes as `logits` they say which classes to include, and the others
+            are masked as by a logit of -inf; without the class axis they say which examples to include. An example
+            of which nothing is included has the loss 0.
+
+    Returns:
+        The shape of `logits` without the class axis, in the dtype of `logits`.
+
+    >>> logits = jnp.array([[4.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
+    >>> bi_tempered_logistic_loss(logits, jnp.array([0, 2]), t1=0.8, t2=1.2).round(4)
+    Array([0.0509, 3.2077], dtype=float32)
+
+    Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
+    """
+    logits, target = jnp.asarray(logits), jnp.asarray(target)
+    weight = None if weight is None else jnp.asarray(weight)
+    axis = check_classes(logits, target, weight, label_smoothing, axis)
+    a = _compute(logits)
+    kept = _kept(where, logits, axis)
+    z, labels = encode_classes(a, target, weight, label_smoothing, axis, jnp, kept)
+    if is_integer(target):
+        index = jnp.expand_dims(target, axis)
+        z = jnp.where((index >= 0) & (index < a.shape[axis]), z, math.nan)
+    if kept is not None:
+        some = jnp.any(kept, axis=axis, keepdims=True)
+        # Where nothing is kept a 0 stands in: the row counts for nothing, and no NaN finds a way into a derivative.
+        a = jnp.where(kept, a, jnp.where(some, -math.inf, 0.0))
+        z = jnp.where(some, z, 0.0)
+    losses = _loss(a, z, *_temperatures(t1, t2, a, axis), axis, labels)
+    return jnp.squeeze(losses, axis).astype(logits.dtype)
+
+
+def bi_tempered_binary_logistic_loss(
+    logits: ArrayLike,
+    target: ArrayLike,
+    t1: ArrayLike,
+    t2: ArrayLike,
+    *,
+    weight: ArrayLike | None = None,
+    pos_weight: ArrayLike | None = None,
+) -> Array:
+    """`bi_tempered_logistic_loss` of each logit a against 0: logits (0, a) and probabilities (1 - y, y).
+
+    Args:
+        logits: any shape, in float16, bfloat16, float32 or float64.
+        target: probabilities of the positive class in [0, 1], of any real dtype, shaped like `logits`.
+        t1: temperature of the logarithm, 0 <= t1 < 2; an array broadcasts against `logits`.
+        t2: temperature of the sigmoid, t2 >= t1; an array broadcasts against `logits`.
+        weight: multiplies each loss; broadcasts to the shape of `logits`.
+        pos_weight: the class weights (1, pos_weight); broadcasts to the shape of `logits`.
+
+    Returns:
+        The shape and dtype of `logits`.
+
+    >>> bi_tempered_binary_logistic_loss(jnp.array([-8.0, 8.0]), jnp.zeros(2), t1=0.5, t2=2.0).round(4)
+    Array([0.0304, 1.2555], dtype=float32)
+    """
+    logits, target = jnp.asarray(logits), jnp.asarray(target)
+    weight = None if weight is None else jnp.asarray(weight)
+    pos_weight = None if pos_weight is None else jnp.asarray(pos_weight)
+    check_binary(logits, target, weight, pos_weight)
+    a, z = encode_binary(_compute(logits), target, pos_weight, jnp)
+    losses = _loss(a, z, *_temperatures(t1, t2, a, logits.ndim), logits.ndim, False)[..., 0]
+    if weight is not None:
+        losses = jnp.where(weight == 0, 0.0, losses * weight.astype(losses.dtype))  # 0 times an infinite loss is 0
+    return losses.astype(logits.dtype)
+
+
+def log_softmax_and_partition(
+    logits: Array, t: ArrayLike, axis: int, where: ArrayLike | None = None
+) -> tuple[Array, Array]:
+    """Log-probabilities, and lambda_t with the class axis kept at length 1, in the dtype that they are computed in."""
+    axis = check_logits(logits, axis)
+    a = _compute(logits)
+    kept = _kept(where, logits, axis)
+    if kept is not None:
+        a = jnp.where(kept, a, -math.inf)
+    return _log_softmax(a, _per_row(_temperature(t, "t", a), a, axis), axis)
+
+
+# Temperatures
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Fixed:
+    """A Python number that stays one under jit and through `jax.custom_jvp`, where core takes its shorter ways."""
+
+    value: float
+
+
+def _value(t: Any) -> Any:
+    return t.value if isinstance(t, _Fixed) else t
+
+
+def _temperature(t: ArrayLike, name: str, like: Array) -> Any:
+    if isinstance(t, Real):
+        return _Fixed(check_temperature(float(t), name))
+    if not hasattr(t, "dtype"):
+        raise TypeError(f"{name} must be a number or an array, got {type(t).__name__}")
+    array = jax.lax.stop_gradient(_undifferentiated(jnp.asarray(t, like.dtype)))
+    return _where_valid((array >= 0) & (array < math.inf), array)
+
+
+def _temperatures(t1: ArrayLike, t2: ArrayLike, a: Array, axis: int) -> tuple[Any, Any]:
+    if isinstance(t1, Real) and isinstance(t2, Real):
+        first, second = check_temperatures(float(t1), float(t2))
+        return _Fixed(first), _Fixed(second)
+    if isinstance(t1, Real):
+        check_temperatures(float(t1), float(t1))
+    first, second = (_per_row(_temperature(t, name, a), a, axis) for t, name in ((t1, "t1"), (t2, "t2")))
+    valid = (_value(first) < 2) & (_value(first) <= _value(second))
+    return _where_valid(valid, first), _where_valid(valid, second)
+
+
+def _where_valid(valid: Array, t: Any) -> Any:
+    return t if isinstance(t, _Fixed) else jnp.where(valid, t, math.nan)
+
+
+def _per_row(t: Any, a: Array, axis: int) -> Any:
+    """An array of temperatures, one per example or for all, as it broadcasts against `a`."""
+    if isinstance(t, _Fixed) or t.ndim == 0:
+        return t
+    rows = a.shape[:axis] + a.shape[axis + 1 :]
+    return jnp.expand_dims(jnp.broadcast_to(t, rows), axis)
+
+
+@jax.custom_jvp
+def _undifferentiated(t: Array) -> Array:
+    return t
+
+
+@partial(_undifferentiated.defjvp, symbolic_zeros=True)
+def _undifferentiated_jvp(primals: Any, tangents: Any) -> Any:
+    if not isinstance(tangents[0], SymbolicZero):
+        raise NotImplementedError(
+            "bitempered.jax is not differentiated in its temperatures: pass jax.lax.stop_gradient(t), or leave t out of"
+            " the arguments to differentiate"
+        )
+    return primals[0], tangents[0]
+
+
+# Derivatives: each rule calls its own function for the value, so that it can itself be differentiated.
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _solution(a: Array, t: Any, axis: int) -> tuple[Array, Array]:
+    """m = psi_s(lambda_t(a) - max(a)), its derivatives those for a constant max(a), and lambda_t(a); axes are kept."""
+    t, classes, eps = _value(t), a.shape[axis], float(jnp.finfo(a.dtype).eps)
+    u = core.gaps(a, axis=axis, xp=xp)
+    # An array may hold any t: the most steps of any are those of an end.
+    steps = max(core.newton_steps(x, classes, eps) for x in ((t,) if isinstance(t, float) else (0.0, math.inf)))
+    # core.normalizer as a loop of XLA's, which compiles once what its own would write out.
+    m = jax.lax.fori_loop(
+        0,
+        steps,
+        lambda _, m: core.newton_step(m, u, t, axis=axis, xp=xp),
+        core.lower_bound(u, t, axis=axis, xp=xp),
+    )
+    return m, xp.max(a, axis=axis) + core.phi(m, t - 1, xp=xp)
+
+
+@_solution.defjvp
+def _solution_jvp(axis: int, primals: Any, tangents: Any) -> Any:
+    a, t = primals
+    m, partition = _solution(a, t, axis)
+    t = _value(t)
+    _, _, e = _state(a, m, t, axis)
+    mean = xp.sum(e * tangents[0], axis=axis)
+    return (m, partition), (jnp.exp((1 - t) * m) * mean, mean)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(5, 6))
+def _divergence(a: Array, m: Array, z: Array, t1: Any, t2: Any, axis: int, labels: bool) -> Array:
+    """W Delta(z / W, y_hat) with W = sum(z), the class axis kept at length 1; m is that of `_solution(a, t2)`."""
+    total, y = _split(z, axis)
+    t1, t2 = _value(t1), _value(t2)
+    log_p = core.log_probs(_gaps(a, axis), m, t2, xp=xp)
+    if labels:
+        divergence = core.label_loss(y > 0, log_p, t1, axis=axis, xp=xp)
+    else:
+        divergence = core.loss(y, log_p, t1, axis=axis, xp=xp)
+    return jnp.where(total == 0, 0.0, total * divergence)
+
+
+@partial(_divergence.defjvp, symbolic_zeros=True)
+def _divergence_jvp(axis: int, labels: bool, primals: Any, tangents: Any) -> Any:
+    a, m, z, t1, t2 = primals
+    da, _, dz, _, _ = tangents  # m is a function of a: its share is in the gradient of a
+    losses = _divergence(a, m, z, t1, t2, axis, labels)
+    t1, t2 = _value(t1), _value(t2)
+    total, y = _split(z, axis)
+    log_p, inside, e = _state(a, m, t2, axis)
+    d_losses = jnp.zeros_like(losses)
+    if not isinstance(da, SymbolicZero):
+        gradient = core.gradient(y, log_p, t1, t2, e=e, inside=inside, axis=axis, xp=xp)
+        d_losses += xp.sum(jnp.where(total == 0, 0.0, total * gradient) * da, axis=axis)
+    if not isinstance(dz, SymbolicZero):
+        # W and z / W vary together.
+        by_y = core.target_gradient(y, log_p, t1, xp=xp)
+        mean = xp.sum(jnp.where(y == 0, 0.0, y * by_y), axis=axis)
+        by_z = core.loss(y, log_p, t1, axis=axis, xp=xp) + by_y - mean
+        d_losses += xp.sum(jnp.where(total == 0, 0.0, by_z) * dz, axis=axis)
+    return losses, d_losses
+
+
+@jax.custom_jvp
+def _log_t(x: Array, t: Any) -> Array:
+    return core.log_t(x, _value(t), xp=xp)
+
+
+@_log_t.defjvp
+def _log_t_jvp(primals: Any, tangents: Any) -> Any:
+    x, t = primals
+    return _log_t(x, t), jnp.power(x, -_value(t)) * tangents[0]  # by the chain rule 0 times inf at x = 0
+
+
+# These two are one program each, also where the caller has no jit: dozens of operations would cost far more.
+
+
+@partial(jax.jit, static_argnums=2)
+def _log_softmax(a: Array, t: Any, axis: int) -> tuple[Array, Array]:
+    m, partition = _solution(a, t, axis)
+    log_p = core.log_probs(_gaps(a, axis), m, _value(t), xp=xp)
+    # -inf - m is -inf, but would still have the derivative of -m.
+    return jnp.where(log_p == -math.inf, -math.inf, log_p), partition
+
+
+@partial(jax.jit, static_argnums=(4, 5))
+def _loss(a: Array, z: Array, t1: Any, t2: Any, axis: int, labels: bool) -> Array:
+    z = jnp.where(z >= 0, z, math.nan)
+    m, _ = _solution(a, t2, axis)
+    return _divergence(a, m, z, t1, t2, axis, labels)
+
+
+def _state(a: Array, m: Array, t: Any, axis: int) -> tuple[Array, Array, Array]:
+    """Log-probabilities, which classes are inside the support, and the escort distribution."""
+    u = _gaps(a, axis)
+    log_p = core.log_probs(u, m, t, xp=xp)
+    inside = core.support(u, m, t, xp=xp)
+    return log_p, inside, core.escort(log_p, t, inside=inside, axis=axis, xp=xp)
+
+
+def _gaps(a: Array, axis: int) -> Array:
+    """`core.gaps` with the maximum as a constant, as `_solution` has it: ties in it do not matter."""
+    return jax.lax.stop_gradient(xp.max(a, axis=axis)) - a
+
+
+def _split(z: Array, axis: int) -> tuple[Array, Array]:
+    total = xp.sum(z, axis=axis)
+    return total, z / jnp.where(total == 0, 1.0, total)
+
+
+def _kept(where: ArrayLike | None, logits: Array, axis: int) -> Array | None:
+    if where is None:
+        return None
+    kept = jnp.asarray(where)
+    if kept.dtype != jnp.bool_:
+        raise TypeError(f"where must hold booleans, got {kept.dtype.name}")
+    examples = logits.shape[:axis] + logits.shape[axis + 1 :]
+    shape = logits.shape if kept.ndim == logits.ndim else examples
+    if not broadcasts(kept.shape, shape):
+        raise ValueError(
+            f"where must broadcast against logits, with as many axes: {logits.shape}, or against the examples:"
+            f" {examples}, got shape {kept.shape}"
+        )
+    kept = jnp.broadcast_to(kept, shape)
+    return kept if shape == logits.shape else jnp.broadcast_to(jnp.expand_dims(kept, axis), logits.shape)
+
+
+def _compute(x: Array) -> Array:
+    return x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)

@@ -1,0 +1,367 @@
+"""The bi-tempered logistic loss on NumPy arrays: unreduced, values checked, gradient and loss from one solve.
+
+float16 and float32 compute in float32, float64 in float64; the result has the dtype of the input. Bad values raise.
+"""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bitempered import core
+from bitempered.checks import (
+    check_binary,
+    check_classes,
+    check_floating,
+    check_logits,
+    check_temperature,
+    check_temperatures,
+    is_integer,
+)
+
+__all__ = [
+    "bi_tempered_binary_logistic_loss",
+    "bi_tempered_logistic_loss",
+    "exp_t",
+    "log_partition",
+    "log_t",
+    "loss_and_grad",
+    "tempered_log_softmax",
+    "tempered_sigmoid",
+    "tempered_softmax",
+]
+
+Array = NDArray[Any]
+
+
+def namespace(module: Any) -> Any:
+    """The `xp` that `core` asks for, of a module with NumPy's names: NumPy itself, or jax.numpy."""
+    names = ("exp", "expm1", "log", "log1p", "ones_like", "where")
+    return SimpleNamespace(
+        **{name: getattr(module, name) for name in names},
+        max=lambda x, axis: module.max(x, axis=axis, keepdims=True),
+        sum=lambda x, axis: module.sum(x, axis=axis, keepdims=True),
+    )
+
+
+xp = namespace(np)
+
+
+def log_t(x: ArrayLike, t: float) -> Array:
+    """The tempered logarithm, (x^(1-t) - 1) / (1 - t); the natural one at t = 1.
+
+    Args:
+        x: any shape; NaN where negative.
+        t: the temperature, a finite number >= 0.
+
+    >>> log_t([0.25, 1.0, 4.0], 0.5)
+    array([-1.,  0.,  2.])
+    """
+    return _elementwise(core.log_t, x, t)
+
+
+def exp_t(x: ArrayLike, t: float) -> Array:
+    """The tempered exponential, [1 + (1-t) x]_+^(1/(1-t)); the natural one at t = 1. The inverse of `log_t`.
+
+    Args:
+        x: any shape.
+        t: the temperature, a finite number >= 0.
+
+    >>> exp_t([-3.0, 0.0, 2.0], 0.5)
+    array([0., 1., 4.])
+    """
+    return _elementwise(core.exp_t, x, t)
+
+
+def log_partition(logits: ArrayLike, t: float, axis: int = -1) -> Array:
+    """lambda_t(logits), the number that makes exp_t(logits - lambda_t) sum to 1; log-sum-exp at t = 1.
+
+    Args:
+        logits: any shape with a class axis. -inf masks a class.
+        t: the temperature, a finite number >= 0.
+        axis: the class axis.
+
+    Returns:
+        The shape of `logits` without `axis`; inf where it overflows the dtype, which happens for t far above 1.
+
+    >>> log_partition([[0.0, 0.0, 0.0, 0.0]], 2.0)
+    array([3.])
+    """
+    logits = np.asarray(logits)
+    _, lam = log_softmax_and_partition(logits, t, axis)
+    return _cast(np.squeeze(lam, axis), logits)
+
+
+def tempered_log_softmax(logits: ArrayLike, t: float, axis: int = -1) -> Array:
+    """The natural logarithm of `tempered_softmax`, computed without forming it; -inf outside a finite support (t < 1).
+
+    >>> np.exp(tempered_log_softmax([0.0, 0.0, 0.0, 0.0], 1.2))
+    array([0.25, 0.25, 0.25, 0.25])
+    """
+    logits = np.asarray(logits)
+    return _cast(log_softmax_and_partition(logits, t, axis)[0], logits)
+
+
+def tempered_softmax(logits: ArrayLike, t: float, axis: int = -1) -> Array:
+    """exp_t(logits - lambda_t(logits)): the probabilities of a model trained with temperature t2 = t.
+
+    Args:
+        logits: any shape with a class axis. -inf masks a class.
+        t: the temperature, a finite number >= 0. Softmax at 1, a heavier tail above, sparse below.
+        axis: the class axis, which sums to 1.
+
+    >>> tempered_softmax([4.0, 2.0, 0.0], 0.0)
+    array([1., 0., 0.])
+    """
+    logits = np.asarray(logits)
+    return _cast(np.exp(log_softmax_and_partition(logits, t, axis)[0]), logits)
+
+
+def tempered_sigmoid(logits: ArrayLike, t: float) -> Array:
+    """The probability of the positive class, tempered_softmax([0, a])[1] for each logit a; the sigmoid at t = 1.
+
+    >>> tempered_sigmoid([-2.0, 0.0, 2.0], 0.0)
+    array([0. , 0.5, 1. ])
+    """
+    logits = np.asarray(logits)
+    check_floating(logits, "logits")
+    return tempered_softmax(np.stack((np.zeros_like(logits), logits), axis=-1), t)[..., 1]
+
+
+def bi_tempered_logistic_loss(
+    logits: ArrayLike,
+    target: ArrayLike,
+    t1: float,
+    t2: float,
+    *,
+    weight: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    axis: int = -1,
+) -> Array:
+    """The robust bi-tempered logistic loss of each example.
+
+        bregman_divergence(y, tempered_softmax(logits, t2), t1)      of bitempered.divergences, which has its formula
+
+    It is 0 exactly where the two agree. At t1 = t2 = 1 it is the cross-entropy, less the entropy of the target.
+
+    Args:
+        logits: any shape with a class axis of length C, in float16, float32 or float64. -inf masks a class.
+        target: class indices of any integer dtype, shaped like `logits` without the class axis; or class probabilities
+            in a floating dtype, shaped like `logits`.
+        t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
+        t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
+        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W.
+        label_smoothing: e in [0, 1] makes y into (1 - e) y + e / C.
+        axis: the class axis.
+
+    Returns:
+        The shape of `logits` without the class axis, in the dtype of `logits`.
+
+    >>> bi_tempered_logistic_loss([[4.0, 0.0, 0.0], [0.0, 9.0, 0.0]], [0, 2], t1=0.8, t2=1.2).round(4)
+    array([0.0509, 3.2077])
+
+    Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
+    """
+    return _loss(logits, target, t1, t2, weight, label_smoothing, axis, with_gradient=False)[0]
+
+
+def loss_and_grad(
+    logits: ArrayLike,
+    target: ArrayLike,
+    t1: float,
+    t2: float,
+    *,
+    weight: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    axis: int = -1,
+) -> tuple[Array, Array]:
+    """`bi_tempered_logistic_loss` and its gradient in the logits from one solve, for hand-written optimisers.
+
+    Each example's loss depends on its own logits alone: the gradient has the shape of `logits`, and each of its rows
+    is the gradient of that row's loss. For a mean over N examples divide both by N.
+
+    >>> losses, gradient = loss_and_grad([[2.0, 0.0]], [1], t1=1.0, t2=1.0)
+    >>> losses.round(4), gradient.round(4)
+    (array([2.1269]), array([[ 0.8808, -0.8808]]))
+    """
+    return _loss(logits, target, t1, t2, weight, label_smoothing, axis, with_gradient=True)
+
+
+def bi_tempered_binary_logistic_loss(
+    logits: ArrayLike,
+    target: ArrayLike,
+    t1: float,
+    t2: float,
+    *,
+    weight: ArrayLike | None = None,
+    pos_weight: ArrayLike | None = None,
+) -> Array:
+    """`bi_tempered_logistic_loss` of each logit a against 0: logits (0, a) and probabilities (1 - y, y).
+
+    Args:
+        logits: any shape, in float16, float32 or float64.
+        target: probabilities of the positive class in [0, 1], of any real dtype, shaped like `logits`.
+        t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
+        t2: temperature of the sigmoid, t2 >= t1. Above 1 its tail is heavy.
+        weight: multiplies each loss; broadcasts to the shape of `logits`.
+        pos_weight: the class weights (1, pos_weight); broadcasts to the shape of `logits`.
+
+    Returns:
+        The shape and dtype of `logits`.
+
+    >>> bi_tempered_binary_logistic_loss([-8.0, 8.0], [0.0, 0.0], t1=0.5, t2=2.0).round(4)
+    array([0.0304, 1.2555])
+    """
+    t1, t2 = check_temperatures(t1, t2)
+    logits, target = np.asarray(logits), np.asarray(target)
+    weight, pos_weight = _optional(weight), _optional(pos_weight)
+    check_binary(logits, target, weight, pos_weight)
+    if not np.all((target >= 0) & (target <= 1)):
+        raise ValueError(f"target must be probabilities in [0, 1], got {_range(target)}")
+    _check_weight(weight, "weight")
+    _check_weight(pos_weight, "pos_weight")
+    with _quiet():
+        a, z = encode_binary(_compute(logits), target, pos_weight, np)
+        losses = _divergence(a, z, t1, t2, axis=a.ndim - 1, labels=False, with_gradient=False)[0]
+        if weight is not None:
+            losses = np.where(weight == 0, 0.0, losses * weight)  # 0 times an infinite loss is 0
+        return losses.astype(logits.dtype)
+
+
+def log_softmax_and_partition(logits: Array, t: float, axis: int) -> tuple[Array, Array]:
+    """Log-probabilities, and lambda_t with the class axis kept at length 1, in the dtype that they are computed in."""
+    t = check_temperature(t, "t")
+    axis = check_logits(logits, axis)
+    with _quiet():
+        a = _compute(logits)
+        u, m = _solve(a, t, axis)
+        return core.log_probs(u, m, t, xp=xp), xp.max(a, axis=axis) + core.phi(m, t - 1, xp=xp)
+
+
+def encode_classes(
+    a: Any, target: Any, weight: Any | None, label_smoothing: float, axis: int, module: Any, kept: Any | None = None
+) -> tuple[Any, bool]:
+    """The weighted target w y as class probabilities in the dtype of `a`, and whether it is one weighted label.
+
+    `module` is NumPy or jax.numpy; label smoothing spreads over the classes `kept`.
+    """
+    along_axis = (-1,) + (1,) * (a.ndim - axis - 1)
+    classes = a.shape[axis]
+    labels = is_integer(target) and not label_smoothing
+    if is_integer(target):
+        z = (module.arange(classes).reshape(along_axis) == module.expand_dims(target, axis)).astype(a.dtype)
+    else:
+        z = target.astype(a.dtype)
+    if label_smoothing:
+        uniform = 1 / classes if kept is None else kept / module.sum(kept, axis=axis, keepdims=True, dtype=a.dtype)
+        z = (1 - label_smoothing) * z + label_smoothing * uniform
+    if weight is not None:
+        z = z * weight.astype(a.dtype).reshape(along_axis)
+    return z, labels
+
+
+def encode_binary(a: Any, target: Any, pos_weight: Any | None, module: Any) -> tuple[Any, Any]:
+    """Logits (0, a) and weighted probabilities (1 - y, w y) on a new last axis. `module` is NumPy or jax.numpy."""
+    y = target.astype(a.dtype)
+    positive = y if pos_weight is None else y * pos_weight.astype(a.dtype)
+    return module.stack((module.zeros_like(a), a), axis=-1), module.stack((1 - y, positive), axis=-1)
+
+
+def _elementwise(function: Any, x: ArrayLike, t: float) -> Array:
+    t = check_temperature(t, "t")
+    x = np.asarray(x)
+    check_floating(x, "x")
+    with _quiet():
+        return np.asarray(function(_compute(x), t, xp=xp)).astype(x.dtype)
+
+
+def _loss(
+    logits: ArrayLike,
+    target: ArrayLike,
+    t1: float,
+    t2: float,
+    weight: ArrayLike | None,
+    label_smoothing: float,
+    axis: int,
+    with_gradient: bool,
+) -> tuple[Array, Array]:
+    t1, t2 = check_temperatures(t1, t2)
+    logits, target, weight = np.asarray(logits), np.asarray(target), _optional(weight)
+    axis = check_classes(logits, target, weight, label_smoothing, axis)
+    _check_target(target, logits.shape[axis], axis)
+    _check_weight(weight, "weight")
+    with _quiet():
+        a = _compute(logits)
+        z, labels = encode_classes(a, target, weight, label_smoothing, axis, np)
+        losses, gradient = _divergence(a, z, t1, t2, axis, labels, with_gradient)
+        return losses.astype(logits.dtype), gradient.astype(logits.dtype)
+
+
+def _divergence(
+    a: Array, z: Array, t1: float, t2: float, axis: int, labels: bool, with_gradient: bool
+) -> tuple[Array, Array]:
+    """W Delta(z / W, y_hat) with W = sum(z), and its gradient in the logits a where asked for (else empty)."""
+    total = xp.sum(z, axis=axis)
+    y = z / np.where(total == 0, 1.0, total)
+    u, m = _solve(a, t2, axis)
+    log_p = core.log_probs(u, m, t2, xp=xp)
+    if labels:
+        divergence = core.label_loss(y > 0, log_p, t1, axis=axis, xp=xp)
+    else:
+        divergence = core.loss(y, log_p, t1, axis=axis, xp=xp)
+    losses = np.squeeze(np.where(total == 0, 0.0, total * divergence), axis)
+    if not with_gradient:
+        return losses, np.empty(0)
+    inside = core.support(u, m, t2, xp=xp)
+    e = core.escort(log_p, t2, inside=inside, axis=axis, xp=xp)
+    gradient = core.gradient(y, log_p, t1, t2, e=e, inside=inside, axis=axis, xp=xp)
+    return losses, np.where(total == 0, 0.0, total * gradient)
+
+
+def _solve(a: Array, t: float, axis: int) -> tuple[Array, Array]:
+    u = core.gaps(a, axis=axis, xp=xp)
+    steps = core.newton_steps(t, a.shape[axis], float(np.finfo(a.dtype).eps))
+    return u, core.normalizer(u, t, steps=steps, axis=axis, xp=xp)
+
+
+def _quiet() -> np.errstate:
+    # inf and NaN are answers here (masked classes, overflow, bad logits), and exp may underflow: nothing to warn of.
+    return np.errstate(all="ignore")
+
+
+def _compute(x: Array) -> Array:
+    return x.astype(np.float64 if x.dtype == np.float64 else np.float32, copy=False)
+
+
+def _cast(result: Array, like: Array) -> Array:
+    with _quiet():
+        return result.astype(like.dtype)
+
+
+def _optional(x: ArrayLike | None) -> Array | None:
+    return None if x is None else np.asarray(x)
+
+
+def _check_target(target: Array, classes: int, axis: int) -> None:
+    if is_integer(target):
+        if not np.all((target >= 0) & (target < classes)):
+            raise IndexError(f"target must hold class indices from 0 to {classes - 1}, got {_range(target)}")
+        return
+    tolerance = 1e-2 if target.dtype.itemsize == 2 else 1e-3
+    sums = np.sum(_compute(target), axis=axis)
+    if not (np.all(target >= 0) and np.all(abs(sums - 1) <= tolerance)):
+        raise ValueError(
+            f"target must hold probabilities in [0, 1] that sum to 1 within {tolerance} over the classes,"
+            f" got {_range(target)} and sums {_range(sums)}"
+        )
+
+
+def _check_weight(weight: Array | None, name: str) -> None:
+    if weight is not None and not np.all((weight >= 0) & (weight < math.inf)):
+        raise ValueError(f"{name} must hold finite numbers >= 0, got {_range(weight)}")
+
+
+def _range(x: Array) -> str:
+    return f"values from {x.min():g} to {x.max():g}"
