@@ -48,8 +48,8 @@ def test_array_temperatures_give_each_row_its_own_loss():
         u = core.gaps(a, axis=1, xp=xp)
         m = core.normalizer(u, t2, steps=12, axis=1, xp=xp)
         log_p = core.log_probs(u, m, t2, xp=xp)
-        e = core.escort(log_p, t2, inside=core.support(u, m, t2, xp=xp), axis=1, xp=xp)
         inside = core.support(u, m, t2, xp=xp)
+        e = core.escort(log_p, t2, inside=inside, axis=1, xp=xp)
         gradient = core.gradient(y, log_p, t1, t2, e=e, inside=inside, axis=1, xp=xp)
         return core.loss(y, log_p, t1, axis=1, xp=xp), gradient
 

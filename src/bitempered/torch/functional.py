@@ -40,7 +40,7 @@ def exp_t(x: Tensor, t: float) -> Tensor:
     """The tempered exponential, [1 + (1-t) x]_+^(1/(1-t)); the natural one at t = 1.
 
     The inverse of `log_t`. For t > 1 its tail is heavier than that of exp, and it is infinite from 1 / (t - 1) on; for
-    t < 1 it is 0 below -1 / (1 - t).
+    t < 1 it is 0 below -1 / (1 - t), where its derivative is the one from below.
 
     Args:
         x: any shape.
@@ -57,7 +57,8 @@ def exp_t(x: Tensor, t: float) -> Tensor:
 def log_partition(logits: Tensor, t: float, dim: int = -1) -> Tensor:
     """lambda_t(logits), the number that makes exp_t(logits - lambda_t) sum to 1 along `dim`.
 
-    Log-sum-exp at t = 1. Its gradient is the escort distribution, p^t / sum(p^t). Infinite where it overflows the
+    Log-sum-exp at t = 1. Its gradient is the escort distribution, p^t / sum(p^t); exactly at the edge of a support, for
+    t = 0, the one from outside. Infinite where it overflows the
     dtype, which happens for t far above 1.
 
     Returns:
