@@ -24,73 +24,102 @@ def bitempered() -> None:
     """The robust bi-tempered logistic loss: experiments from the command line."""
 
 
+DATA_DIR = typer.Option(help="Folder with the data set's files; without it they are downloaded.")
+DEVICE = typer.Option(help="Where to train: cpu or cuda. Without it, cuda if there is one.")
+
+
 # The defaults are the recipe's, repeated (a test compares them) so that --help need not import torch.
 @app.command()
 def compare(
-    dataset: Annotated[str, typer.Option(help="What to train on.")] = "digits",
+    dataset: Annotated[
+        str, typer.Option(help="digits, mnist, fashion-mnist, cifar100, or the path of a .csv or .parquet file.")
+    ] = "digits",
+    losses: Annotated[
+        str,
+        typer.Option(
+            help="Separated by commas: logistic, bi-tempered:t1:t2, tsallis:t1:t2, t-logistic:t, gce:q, "
+            "sce:alpha:beta, mae."
+        ),
+    ] = "logistic,bi-tempered:0.2:1.2",
     noise: Annotated[
         str, typer.Option(help="Fractions of wrong labels, separated by commas.")
     ] = "0,0.1,0.2,0.3,0.4,0.5",
-    t1: Annotated[float, typer.Option(help="Temperature of the loss, in [0, 2).")] = 0.2,
-    t2: Annotated[float, typer.Option(help="Temperature of the softmax, at least t1.")] = 1.2,
+    noise_model: Annotated[
+        str, typer.Option(help="symmetric (over the other classes), symmetric-all, pair-flip, or human (cifar100).")
+    ] = "symmetric",
     seeds: Annotated[int, typer.Option(help="Runs per noise level and loss.")] = 5,
-    epochs: Annotated[int, typer.Option(help="Passes over the training rows.")] = 150,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the training rows; without it, what suits the data set.")
+    ] = None,
+    rates: Annotated[
+        str | None, typer.Option(help="Learning rates, one for all or for each loss, separated by commas.")
+    ] = None,
+    label_column: Annotated[str, typer.Option(help="The column of a table that holds the labels.")] = "label",
+    data_dir: Annotated[Path | None, DATA_DIR] = None,
+    device: Annotated[str | None, DEVICE] = None,
     out: Annotated[Path, typer.Option(help="Folder for rows, table and figure.")] = Path("results/compare"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of the table.")] = False,
 ) -> None:
-    """Train the logistic and the bi-tempered loss on noisy labels and compare them.
+    """Train losses on noisy labels, the logistic and the bi-tempered one unless told otherwise, and compare them.
 
-    Writes compare.jsonl (one row per run), compare.md and compare.png. The same command again
-    reuses the runs that are already in compare.jsonl.
+    Writes compare.jsonl (one row per run), curves.jsonl (one per epoch), compare.md, compare.csv and compare.png. The
+    same command again goes on where it was stopped and reuses the runs that are already in compare.jsonl.
     """
     try:
         from rich.console import Console
 
         from bitempered.experiments import report
-        from bitempered.experiments.compare import Comparison, run
-        from bitempered.experiments.files import BadRows, write_atomically
+        from bitempered.experiments.compare import comparison, run, write_csv
+        from bitempered.experiments.figures import png
+        from bitempered.experiments.files import write_atomically
+        from bitempered.experiments.losses import Loss
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
     try:
-        levels = tuple(float(level) for level in noise.split(","))
-    except ValueError:
-        fail(f"--noise must be numbers separated by commas, such as 0,0.2,0.4; got {noise!r}", 2)
-    try:
-        recipe = Comparison(dataset, levels, t1, t2, seeds, epochs)
+        recipe = comparison(
+            dataset, tuple(Loss.parse(loss) for loss in losses.split(",")), numbers("noise", noise), seeds, epochs,
+            None if rates is None else numbers("rates", rates), noise_model, label_column,
+        )  # fmt: skip
+        device = choose_device(device)
     except ValueError as error:
         fail(str(error), 2)
 
-    rows_file = out / "compare.jsonl"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
+    with clear_errors(out):
         with progress_bar() as show:
-            rows = run(recipe, rows_file, show)
+            rows = run(recipe, out, show, device=device, data_dir=data_dir)
+        write_csv(out / "compare.csv", rows)
         write_atomically(out / "compare.md", report.markdown(recipe, rows).encode())
-        write_atomically(out / "compare.png", report.figure(recipe, rows))
-    except KeyboardInterrupt:
-        fail(f"stopped; finished runs are in {rows_file} and the same command goes on from there", 130)
-    except OSError as error:
-        fail(f"cannot use the folder {out}: {error}", 1)
-    except BadRows as error:
-        fail(str(error), 1)
+        write_atomically(out / "compare.png", png(report.figure(recipe, rows)))
 
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
         Console().print(report.table(recipe, rows))
-        print(f"Written to {out}: compare.md, compare.png and compare.jsonl (delete it to train again)")
+        print(f"Written to {out}: compare.md, compare.csv, compare.png and compare.jsonl (delete it to train again)")
 
 
 @app.command()
 def reproduce(
-    figure: Annotated[str, typer.Argument(help="What to draw: figure1 or figure2.")],
-    out: Annotated[Path, typer.Option(help="Folder for the figure.")] = Path("results/figures"),
+    what: Annotated[str, typer.Argument(help="figure1, figure2, figure3 or table1.")],
+    dataset: Annotated[str, typer.Option(help="Of table1 and figure3: mnist or cifar100.")] = "mnist",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version of table1 and figure3 for a laptop: it shows no effect.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    seeds: Annotated[int, typer.Option(help="Runs for each cell of table1.")] = 3,
+    data_dir: Annotated[Path | None, DATA_DIR] = None,
+    device: Annotated[str | None, DEVICE] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for what is made; results/figures or results/table1-DATASET.")
+    ] = None,
 ) -> None:
-    """Draw a figure of the paper.
+    """Draw a figure or make a table of the paper.
 
     Figure 1: log_t, exp_t, and the loss of two classes for several temperatures. Figure 2: a small net on
-    noisy labels in the plane, trained here in about a minute; figure2.jsonl and figure2.md say how well.
+    noisy labels in the plane, trained here in about a minute; figure2.jsonl and figure2.md say how well. Table 1:
+    the logistic and the bi-tempered loss on MNIST or CIFAR-100 at six noise levels, settings searched first; a GPU
+    needs minutes, a CPU days. Figure 3: accuracy by epoch in the same runs.
     """
     try:
         from bitempered.experiments import figure2
@@ -99,13 +128,16 @@ def reproduce(
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
-    known = [*FIGURES, "figure2"]
-    if figure not in known:
-        fail(f"unknown figure {figure!r}; there is: {', '.join(known)}", 2)
-    path = out / f"{figure}.png"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if figure == "figure2":
+    known = [*FIGURES, "figure2", "figure3", "table1"]
+    if what not in known:
+        fail(f"unknown figure or table {what!r}; there is: {', '.join(known)}", 2)
+    if what in ("figure3", "table1"):
+        reproduce_table1(what, dataset, quick, resume, seeds, data_dir, device, out)
+        return
+    out = out or Path("results/figures")
+    path = out / f"{what}.png"
+    with clear_errors(out, "nothing was written"):
+        if what == "figure2":
             recipe = figure2.Recipe()
             with progress_bar() as show:
                 rows, panels = figure2.run(recipe, show)
@@ -113,13 +145,76 @@ def reproduce(
             write_rows(out / "figure2.jsonl", rows)
             write_atomically(out / "figure2.md", figure2.markdown(recipe, rows).encode())
         else:
-            drawing = FIGURES[figure]()
+            drawing = FIGURES[what]()
         write_atomically(path, png(drawing))
+    print(f"Written to {path}")
+
+
+def reproduce_table1(
+    what: str, dataset: str, quick: bool, resume: bool, seeds: int, data_dir: Path | None, device: str | None,
+    out: Path | None,
+) -> None:  # fmt: skip
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from bitempered.experiments import table1
+
+    if dataset not in table1.RECIPES:
+        fail(f"unknown dataset {dataset!r} of table 1; there is: {', '.join(table1.RECIPES)}", 2)
+    if seeds < 1:
+        fail(f"seeds must be at least 1, got {seeds}", 2)
+    try:
+        device = choose_device(device)
+    except ValueError as error:
+        fail(str(error), 2)
+    recipe = replace(table1.RECIPES[dataset], seeds=tuple(range(seeds)))
+    if quick:
+        recipe = table1.quick(recipe)
+    out = out or Path(f"results/table1-{dataset}{'-quick' if quick else ''}")
+    unfinished = sorted(out.glob("**/*.checkpoint"))
+    if unfinished and not resume:
+        fail(f"a run was stopped: go on with it with --resume, or delete {', '.join(map(str, unfinished))}", 1)
+    with clear_errors(out, "the same command with --resume goes on from there"), progress_bar() as show:
+        rows, _ = table1.reproduce(recipe, out, show, device=device, data_dir=data_dir)
+    Console().print(table1.table(recipe, rows))
+    print(f"Written to {out}: table1.md, table1.csv, table1.jsonl, curves.jsonl, figure3.png")
+
+
+def numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError:
+        raise ValueError(f"--{option} must be numbers separated by commas, such as 0,0.2,0.4; got {text!r}") from None
+
+
+def choose_device(device: str | None) -> str:
+    import torch
+
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"--device must be cpu or cuda, got {device!r}")
+    if device == "cuda" and found == "cpu":
+        raise ValueError("there is no CUDA device that torch can use; leave --device away to train on the CPU")
+    return device or found
+
+
+@contextmanager
+def clear_errors(out: Path, stopped: str = "the same command goes on from there") -> Iterator[None]:
+    """Make the folder, and turn what can go wrong in it into one line each."""
+    from bitempered.experiments.files import BadRows
+    from bitempered.experiments.sources import DataError
+    from bitempered.experiments.train import BadCheckpoint
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        yield
     except KeyboardInterrupt:
-        fail("stopped; nothing was written", 130)
+        fail(f"stopped; {stopped} ({out})", 130)
     except OSError as error:
         fail(f"cannot use the folder {out}: {error}", 1)
-    print(f"Written to {path}")
+    except (BadRows, DataError, BadCheckpoint) as error:
+        fail(str(error), 1)
 
 
 @contextmanager

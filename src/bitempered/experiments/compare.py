@@ -1,182 +1,261 @@
-"""The recipe behind `bitempered compare`: the logistic loss against the bi-tempered one."""
+"""The recipe behind `bitempered compare` and the paper's table 1: losses side by side under label noise."""
 
-import platform
-import subprocess
-import time
+import csv
+import io
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from bitempered import __version__, noise
-from bitempered.checks import check_temperatures
-from bitempered.experiments.data import check_dataset, load
-from bitempered.experiments.files import read_rows, write_rows
-from bitempered.experiments.models import mlp
-from bitempered.experiments.train import train
-from bitempered.torch import bi_tempered_logistic_loss
+from bitempered import noise
+from bitempered.experiments.data import Split, check_dataset, load, load_human_labels
+from bitempered.experiments.files import read_rows, write_atomically, write_rows
+from bitempered.experiments.losses import Loss
+from bitempered.experiments.origin import provenance, today
+from bitempered.experiments.sources import DataError
+from bitempered.experiments.train import METRICS, Member, Training, train
 
-__all__ = ["LOSSES", "Comparison", "run"]
+__all__ = ["NOISE", "TRAINING", "Cell", "Comparison", "comparison", "run", "write_csv"]
 
-LOSSES = ("logistic", "bi-tempered")
-Progress = Callable[[int, int, str], None]  # epochs done, epochs in all, what is running
+Row = dict[str, Any]
+Progress = Callable[[int, int, str], None]  # work done, work in all, what is running
+NOISE = ("symmetric", "symmetric-all", "pair-flip", "human")
+# What a data set is trained with unless one says otherwise.
+TRAINING = {
+    "digits": Training("mlp", "adam", epochs=150, batch_size=125),
+    "mnist": Training("mnist_cnn", "adadelta", epochs=500),
+    "fashion-mnist": Training("mnist_cnn", "adadelta", epochs=500),
+    "cifar100": Training(
+        "resnet56", "sgd", epochs=200, steps=50_000, stairs=(0.5, 0.75), warmup=1_000, weight_decay=1e-4, clip=1.0,
+        augment=True,
+    ),
+}  # fmt: skip
+TABLE_TRAINING = Training("mlp", "adam", epochs=100)
+DEFAULT_RATES = {"adam": 3e-4, "adadelta": 1.0, "sgd": 0.1}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of the table: a loss at a noise level, with its learning rate."""
+
+    loss: Loss
+    noise: float
+    rate: float
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Train both losses on noisy labels with the same model, optimiser and number of epochs.
+    """Train every cell with the same network, optimiser and number of epochs, for each of some seeds.
 
-    The noise corrupts training and validation labels alike, as it would outside a laboratory;
-    the test labels are clean. For one seed both losses get the same rows, the same wrong labels,
-    the same initial weights and the same batches.
-
-    Rates and temperatures were searched on noisy validation labels, with seeds that are no part of
-    the results: benchmarks/search_compare.py has the grid, and its rows lie beside it. Each loss has
-    the rate that is best at the chosen epoch. The temperatures are, among the pairs that are within
-    the search's noise (a few tenths) of the best at that epoch, the best at the last one. So the
-    bi-tempered loss had nine times the logistic one's search. Rates are not chosen at the last
-    epoch, where the smallest wins for either loss: it stops before it memorises.
+    The noise corrupts training and validation labels alike, as it would outside a laboratory; the test labels are
+    clean. For one seed all cells get the same rows, the same initial weights and the same batches, and those of one
+    noise level the same wrong labels.
     """
 
-    dataset: str = "digits"
-    noise: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-    t1: float = 0.2
-    t2: float = 1.2
-    seeds: int = 5
-    epochs: int = 150
-    batch_size: int = 125
-    width: int = 256
-    logistic_rate: float = 3e-4
-    bi_tempered_rate: float = 3e-4
+    dataset: str
+    training: Training
+    cells: tuple[Cell, ...]
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    noise_model: str = "symmetric"
+    label_column: str = "label"
+    rows: int | None = None  # of each part that are used: the first so many
 
     def __post_init__(self) -> None:
         check_dataset(self.dataset)
-        if not self.noise or not all(0 <= rate <= 1 for rate in self.noise):
-            raise ValueError(f"noise levels must be in [0, 1], got {list(self.noise)}")
-        # Sorted and each once: the order in which levels are given is no part of the recipe.
-        object.__setattr__(self, "noise", tuple(sorted({float(rate) for rate in self.noise})))
-        check_temperatures(self.t1, self.t2)
-        for name in ("seeds", "epochs", "batch_size", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        levels = [cell.noise for cell in self.cells]
+        if not levels or not all(0 <= level <= 1 for level in levels):
+            raise ValueError(f"noise levels must be in [0, 1], got {levels}")
+        if not self.seeds:
+            raise ValueError("seeds must be at least 1, got 0")
+        if self.noise_model not in NOISE:
+            raise ValueError(f"unknown noise {self.noise_model!r}; there is: {', '.join(NOISE)}")
+        if self.noise_model == "human" and self.dataset != "cifar100":
+            raise ValueError(f"human labels there are of cifar100, not of {self.dataset}")
 
-    def settings(self) -> list[dict[str, Any]]:
-        """Return what each run depends on, one dictionary per noise level, seed and loss."""
-        return [
-            {
-                "dataset": self.dataset,
-                "noise": level,
-                "loss": name,
-                # The logistic runs do not depend on the temperatures and serve every pair.
-                "t1": 1.0 if name == "logistic" else self.t1,
-                "t2": 1.0 if name == "logistic" else self.t2,
-                "seed": seed,
-                "epochs": self.epochs,
-                "batch_size": self.batch_size,
-                "width": self.width,
-                "learning_rate": getattr(self, name.replace("-", "_") + "_rate"),
-            }
-            for level in self.noise
-            for seed in range(self.seeds)
-            for name in LOSSES
-        ]
+    def setting(self, cell: Cell, seed: int) -> Row:
+        """What a run depends on, in the words of its row."""
+        return {
+            "dataset": self.dataset, "noise_model": self.noise_model, "noise": cell.noise, "loss": cell.loss.name,
+            "numbers": list(cell.loss.numbers), "learning_rate": cell.rate, "seed": seed, "rows": self.rows,
+            **{name: list(value) if isinstance(value, tuple) else value
+               for name, value in asdict(self.training).items() if value != float("inf")},
+        }  # fmt: skip
 
 
-def run(recipe: Comparison, rows_file: Path, progress: Progress) -> list[dict[str, Any]]:
-    """Make every run of the recipe and return their rows, in the order of `recipe.settings()`.
+def comparison(
+    dataset: str = "digits",
+    losses: tuple[Loss, ...] = (Loss("logistic"), Loss("bi-tempered", (0.2, 1.2))),
+    levels: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
+    seeds: int = 5,
+    epochs: int | None = None,
+    rates: tuple[float, ...] | None = None,
+    noise_model: str = "symmetric",
+    label_column: str = "label",
+) -> Comparison:
+    """The recipe of `bitempered compare`: all losses at all levels, one learning rate for each loss.
 
-    `rows_file` is rewritten after each run, so an interruption loses at most the run under way;
-    runs already in it, with the same settings, commit, versions and device, are not made again
-    (all uncommitted changes on top of a commit count as one).
+    The defaults are for digits. Their rates and temperatures were searched on noisy validation labels, with seeds that
+    are no part of the results: benchmarks/search_compare.py has the grid, and its rows lie beside it. Each loss has
+    the rate that is best at the chosen epoch. The temperatures are, among the pairs that are within the search's noise
+    (a few tenths) of the best at that epoch, the best at the last one. So the bi-tempered loss had nine times the
+    logistic one's search. Rates are not chosen at the last epoch, where the smallest wins for either loss: it stops
+    before it memorises.
     """
-    settings, origin = recipe.settings(), provenance()
-    kept = read_rows(rows_file)
-    # Before any training, so that a folder that cannot be written is reported at once.
-    write_rows(rows_file, kept)
-    rows: list[dict[str, Any]] = []
-    total = len(settings) * recipe.epochs
+    training = TRAINING.get(dataset, TABLE_TRAINING)
+    if epochs is not None:
+        training = replace(training, epochs=epochs, steps=None)
+    if rates is None:
+        rates = (DEFAULT_RATES[training.optimizer],) * len(losses)
+    if len(rates) not in (1, len(losses)):
+        raise ValueError(f"there must be one learning rate for each of the {len(losses)} losses, got {len(rates)}")
+    if len(rates) < len(losses):
+        rates *= len(losses)
+    # Sorted and each once: the order in which levels are given is no part of the recipe.
+    cells = tuple(
+        Cell(loss, level, rate)
+        for level in sorted({float(level) for level in levels})
+        for loss, rate in zip(losses, rates, strict=True)
+    )
+    return Comparison(dataset, training, cells, tuple(range(seeds)), noise_model, label_column)
+
+
+def run(
+    recipe: Comparison,
+    folder: Path,
+    progress: Progress,
+    *,
+    name: str = "compare",
+    device: str = "cpu",
+    data_dir: Path | None = None,
+) -> list[Row]:
+    """Make every run of the recipe and return their rows, seed by seed in the order of its cells.
+
+    `folder` gets `name`.jsonl, a row for each run; curves.jsonl, beside each its
+    metrics by epoch; and, while a seed is being trained, its checkpoint, so that an interruption loses little. Runs
+    already there with the same settings, commit, versions and device are not made again (all uncommitted
+    changes on top of a commit count as one).
+    """
+    origin = provenance(device)
+    rows_file, curves_file = folder / f"{name}.jsonl", folder / "curves.jsonl"
+    kept, curves = read_rows(rows_file), read_rows(curves_file)
+    write_rows(rows_file, kept)  # before any training, so that a folder that cannot be written is reported at once
+    rows: list[Row] = []
     threads = torch.get_num_threads()
-    # Layers this small gain nothing from a second thread (and lose much where cores are shared),
-    # and one thread adds in one order: the same numbers on any number of cores.
-    torch.set_num_threads(1)
+    if device == "cpu" and recipe.training.network == "mlp":
+        # Layers this small gain nothing from a second thread (and lose much where cores are shared),
+        # and one thread adds in one order: the same numbers on any number of cores.
+        torch.set_num_threads(1)
     try:
-        for setting in settings:
-            row = find(kept, {**setting, **origin})
-            if row is None:
-                row = run_one(setting, origin, len(rows) * recipe.epochs, total, progress)
-                kept.append(row)
+        for index, seed in enumerate(recipe.seeds):
+            wanted = [{**recipe.setting(cell, seed), **origin} for cell in recipe.cells]
+            missing = [cell for cell, row in zip(recipe.cells, wanted, strict=True) if find(kept, row) is None]
+            if missing:
+                made, drawn = run_seed(recipe, tuple(missing), seed, folder, origin, index, progress, device, data_dir)
+                kept += made
+                curves += drawn
+                write_rows(curves_file, curves)
                 write_rows(rows_file, kept)
-            rows.append(row)
-            progress(len(rows) * recipe.epochs, total, describe(setting))
+                checkpoint_file(folder, seed).unlink(missing_ok=True)
+            rows += [row for setting in wanted if (row := find(kept, setting)) is not None]
     finally:
         torch.set_num_threads(threads)
     return rows
 
 
-def run_one(
-    setting: dict[str, Any], origin: dict[str, str], done: int, total: int, progress: Progress
-) -> dict[str, Any]:
-    """Train one model from its settings alone and return its row."""
-    started = time.perf_counter()
-    seed, t1, t2 = setting["seed"], setting["t1"], setting["t2"]
-    split = load(setting["dataset"], seed)
-    rng = np.random.default_rng(seed)
-
-    def corrupt(labels: np.ndarray) -> np.ndarray:
-        return noise.symmetric(labels, setting["noise"], rng=rng, num_classes=split.num_classes)
-
-    def bi_tempered(logits: Tensor, target: Tensor) -> Tensor:
-        return bi_tempered_logistic_loss(logits, target, t1, t2)
-
-    (train_x, train_y), (validation_x, validation_y) = split.train, split.validation
-    outcome = train(
-        mlp(train_x.shape[1], split.num_classes, width=setting["width"], seed=seed),
-        # torch's own cross-entropy, not ours at t1 = t2 = 1: the peer people have today.
-        cross_entropy if setting["loss"] == "logistic" else bi_tempered,
-        ((train_x, corrupt(train_y)), (validation_x, corrupt(validation_y)), split.test),
-        epochs=setting["epochs"],
-        batch_size=setting["batch_size"],
-        learning_rate=setting["learning_rate"],
-        seed=seed,
-        on_epoch=lambda epoch, accuracy: progress(
-            done + epoch, total, f"{describe(setting)}, noisy validation {accuracy:.1%}"
-        ),
-    )
-    seconds = round(time.perf_counter() - started, 3)
-    return {**setting, **asdict(outcome), **origin, "seconds": seconds}
+def checkpoint_file(folder: Path, seed: int) -> Path:
+    return folder / f"seed{seed}.checkpoint"
 
 
-def describe(setting: dict[str, Any]) -> str:
-    return f"noise {setting['noise']:.0%}, {setting['loss']}, seed {setting['seed']}"
+def run_seed(
+    recipe: Comparison,
+    cells: tuple[Cell, ...],
+    seed: int,
+    folder: Path,
+    origin: dict[str, str],
+    index: int,
+    progress: Progress,
+    device: str,
+    data_dir: Path | None,
+) -> tuple[list[Row], list[Row]]:
+    """Train the cells together, from their settings alone; return their rows and their curves."""
+    split = load(recipe.dataset, seed, data_dir, recipe.label_column)
+    labels = [corrupt(recipe, split, cell, seed, data_dir) for cell in cells]
+    rows = slice(recipe.rows)
+    train_part, validation, test = ((x[rows], y[rows]) for x, y in (split.train, split.validation, split.test))
+    split = Split(train_part, validation, test, split.num_classes)
+    members = [Member(c.loss, c.rate, y[rows], y2[rows]) for c, (y, y2) in zip(cells, labels, strict=True)]
+    epochs = recipe.training.epochs
+
+    def on_epoch(epoch: int, metrics: Row) -> None:
+        mean = sum(metrics["validation"]) / len(cells)
+        progress(index * epochs + epoch, len(recipe.seeds) * epochs, f"seed {seed}: noisy validation {mean:.1%}")
+
+    metrics = train(
+        recipe.training, members, split, seed=seed, device=device, on_epoch=on_epoch,
+        checkpoint=checkpoint_file(folder, seed),
+    )  # fmt: skip
+    made, curves = [], []
+    for place, cell in enumerate(cells):
+        # The first epoch with the highest accuracy on noisy validation labels; the test rows have no say.
+        chosen = max(metrics, key=lambda row: row["validation"][place])
+        last = metrics[-1]
+        made.append(
+            {
+                **recipe.setting(cell, seed),
+                "train_last": last["noisy"][place], "validation_last": last["validation"][place],
+                "test_last": last["test"][place], "chosen_epoch": chosen["epoch"],
+                "validation_chosen": chosen["validation"][place], "test_chosen": chosen["test"][place],
+                **origin, "date": today(), "fleet": len(cells), "fleet_seconds": last["seconds"],
+            }
+        )  # fmt: skip
+        by_epoch = {name: [row[name][place] for row in metrics] for name in METRICS}
+        curves.append({**recipe.setting(cell, seed), **origin, **by_epoch})
+    return made, curves
 
 
-def find(rows: list[dict[str, Any]], wanted: dict[str, Any]) -> dict[str, Any] | None:
+def corrupt(
+    recipe: Comparison, split: Split, cell: Cell, seed: int, data_dir: Path | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The labels for training and validation."""
+    rng, labels = np.random.default_rng(seed), (split.train[1], split.validation[1])
+    if recipe.noise_model == "human":
+        return human_labels(split, data_dir)
+    if recipe.noise_model == "pair-flip":
+        noisy = [noise.pair_flip(part, cell.noise, rng=rng, num_classes=split.num_classes) for part in labels]
+    else:
+        including_self = recipe.noise_model == "symmetric-all"
+        noisy = [
+            noise.symmetric(part, cell.noise, rng=rng, num_classes=split.num_classes, including_self=including_self)
+            for part in labels
+        ]
+    return noisy[0], noisy[1]
+
+
+def human_labels(split: Split, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
+    """CIFAR-100N's labels, from cifar100n.npz in the data folder."""
+    if data_dir is None or split.rows is None:
+        raise DataError("human labels are read from cifar100n.npz in a folder that you name with --data-dir")
+    clean = np.empty(sum(map(len, split.rows)), dtype=np.int64)
+    for rows, (_, labels) in zip(split.rows, (split.train, split.validation), strict=True):
+        clean[rows] = labels
+    paths = [data_dir / "cifar100n.npz", data_dir / "cifar-100n" / "cifar100n.npz"]
+    noisy = load_human_labels(clean, next((path for path in paths if path.exists()), paths[0]))
+    train, validation = (noisy[rows] for rows in split.rows)
+    return train, validation
+
+
+def find(rows: list[Row], wanted: Row) -> Row | None:
     """Return the first row that has every wanted value."""
-    return next((row for row in rows if wanted.items() <= row.items()), None)
+    return next((row for row in rows if all(name in row and row[name] == wanted[name] for name in wanted)), None)
 
 
-def provenance() -> dict[str, str]:
-    """Say which code made a row, on what."""
-    return {
-        "commit": commit(),
-        "device": f"cpu {platform.machine()}",
-        "bitempered": __version__,
-        "torch": torch.__version__,
-    }
-
-
-def commit() -> str:
-    """Return the commit of this source tree, "unknown" outside a git checkout of it."""
-    here = Path(__file__)
-    try:
-        # An installed copy may lie inside somebody else's repository: ask whether git tracks it.
-        for command in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--dirty", "--abbrev=40"]):
-            done = subprocess.run(["git", *command], cwd=here.parent, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip()
+def write_csv(path: Path, rows: list[Row]) -> None:
+    """Write rows as a table that spreadsheets read."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 Part = tuple[np.ndarray, np.ndarray]  # features (n, d) float32 or images (n, c, h, w) uint8, labels (n,) int64
+TABLES = (".csv", ".parquet")
 VALIDATION_ROWS = 5_000  # of the 60,000 or 50,000 training images, as many as half a test set
 
 
@@ -37,6 +38,7 @@ class Split:
     validation: Part
     test: Part
     num_classes: int
+    rows: tuple[np.ndarray, np.ndarray] | None = None  # of training and validation in the published order, if kept
 
 
 def _digits() -> tuple[Part, int]:
@@ -50,26 +52,28 @@ DATASETS: dict[str, Callable[[], tuple[Part, int]]] = {"digits": _digits}
 
 
 def check_dataset(name: str) -> None:
-    """Raise a ValueError that lists the datasets if `name` is not one of them."""
-    if name not in DATASETS:
-        raise ValueError(f"unknown dataset {name!r}; there is: {', '.join(sorted(DATASETS))}")
+    """Raise a ValueError that lists the datasets if `name` is not one of them nor a table's file."""
+    if name not in DATASETS and name not in SOURCES and Path(name).suffix not in TABLES:
+        known = [*DATASETS, *SOURCES, "a path that ends in .csv or .parquet"]
+        raise ValueError(f"unknown dataset {name!r}; there is: {', '.join(known)}")
 
 
-def load(name: str, seed: int) -> Split:
-    """Split a dataset, stratified by class: 797 test rows, 500 each to validate and to train.
+def load(name: str, seed: int, data_dir: Path | None = None, label_column: str = "label") -> Split:
+    """Split a dataset by name, or a table by its path: see `load_images` and `load_table`.
 
-    The test rows are the same for every seed, so that nothing tuned on one seed's validation rows
-    has seen another seed's test rows; `seed` divides the remaining ones.
+    Digits are stratified by class: 797 test rows, 500 each to validate and to train. The test rows are
+    the same for every seed, so that nothing tuned on one seed's validation rows has seen another seed's
+    test rows; `seed` divides the remaining ones.
     """
     check_dataset(name)
+    if name in SOURCES:
+        return load_images(name, seed, data_dir)
+    if name not in DATASETS:
+        return load_table(Path(name), label_column, seed)
     (features, labels), num_classes = DATASETS[name]()
-    rest_x, test_x, rest_y, test_y = train_test_split(
-        features, labels, test_size=797, stratify=labels, random_state=2019
-    )
-    train_x, validation_x, train_y, validation_y = train_test_split(
-        rest_x, rest_y, test_size=500, stratify=rest_y, random_state=seed
-    )
-    return Split((train_x, train_y), (validation_x, validation_y), (test_x, test_y), num_classes)
+    rest, test = divide(features, labels, 797, 2019)
+    train, validation = divide(*rest, 500, seed)
+    return Split(train, validation, test, num_classes)
 
 
 def load_images(name: str, seed: int, data_dir: Path | None = None) -> Split:
@@ -81,8 +85,10 @@ def load_images(name: str, seed: int, data_dir: Path | None = None) -> Split:
     if name not in SOURCES:
         raise ValueError(f"unknown dataset {name!r}; there is: {', '.join(SOURCES)}")
     rest, test = read_images(name, data_dir)
-    (train_x, train_y), validation = divide(*rest, VALIDATION_ROWS, seed)
-    return Split((train_x, train_y), validation, test, 100 if name == "cifar100" else 10)
+    images, labels = rest
+    (rows, _), (aside, _) = divide(np.arange(len(labels)), labels, VALIDATION_ROWS, seed)
+    train, validation = ((images[part], labels[part]) for part in (rows, aside))
+    return Split(train, validation, test, 100 if name == "cifar100" else 10, (rows, aside))
 
 
 def read_images(name: str, data_dir: Path | None) -> tuple[Part, Part]:

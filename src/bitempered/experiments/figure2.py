@@ -15,13 +15,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bitempered import noise
-from bitempered.experiments.compare import LOSSES, Progress, provenance
+from bitempered.experiments.compare import Progress
 from bitempered.experiments.data import Ring, ring
 from bitempered.experiments.models import Illustration
+from bitempered.experiments.origin import provenance
 from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 
 __all__ = ["COLUMNS", "Column", "Illustrated", "Recipe", "draw", "markdown", "run"]
 
+LOSSES = ("logistic", "bi-tempered")
 EDGE = 1.5  # of the square that is judged and drawn: the ring's outer radius
 
 

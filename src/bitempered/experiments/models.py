@@ -1,30 +1,208 @@
-"""The networks that the experiments train."""
+"""The networks that the experiments train, many members of one at a time.
 
+A `Network` draws the weights of one member and runs all members on a batch: `apply(weights, x, drop)` takes weights
+stacked along a new first dimension and one batch that the members share, features `(n, d)` or images `(n, h, w, c)`,
+to logits `(members, n, classes)`. No member knows of the others: twelve together are twelve, only faster (see `train`).
+On a GPU the convolutions are those of `fused`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Illustration", "ResNet56", "imagenet_resnet", "mlp", "mnist_cnn", "resnet56"]
+__all__ = ["Illustration", "Network", "imagenet_resnet", "mlp", "mnist_cnn", "resnet56"]
+
+Weights = dict[str, Tensor]
+Drop = Callable[[Tensor, float], Tensor]  # hidden units and the rate of dropping to what is left; training only
 
 
-def mlp(inputs: int, classes: int, *, width: int, seed: int) -> nn.Module:
-    """Return a perceptron with two hidden layers of `width` units, its weights fixed by `seed`.
+@dataclass(frozen=True)
+class Network:
+    """`initial(generator)` draws one member's weights, float32, by name; `apply` is described above."""
+
+    initial: Callable[[torch.Generator], Weights]
+    apply: Callable[[Weights, Tensor, Drop | None], Tensor]
+
+
+def mlp(inputs: int, classes: int, *, width: int) -> Network:
+    """A perceptron with two hidden layers of `width` units.
 
     At width 256 it has 85,000 weights for the 500 training rows of digits: enough to memorise
     every wrong label, given a large rate or many epochs, which is what a robust loss has to resist.
     """
-    # torch's initialisers draw from the global generator: leave the caller's where it was.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Linear(inputs, width),
-            nn.ReLU(),
-            nn.Linear(width, width),
-            nn.ReLU(),
-            nn.Linear(width, classes),
-        )
+    sizes = (inputs, width, width, classes)
+
+    def initial(generator: torch.Generator) -> Weights:
+        weights: Weights = {}
+        for layer, (rows, columns) in enumerate(pairwise(sizes)):
+            weights |= _dense(f"dense{layer}", rows, columns, generator)
+        return weights
+
+    def apply(weights: Weights, x: Tensor, drop: Drop | None) -> Tensor:
+        hidden = x.expand(len(weights["dense0"]), -1, -1)
+        for layer in range(3):
+            hidden = _linear(weights, f"dense{layer}", hidden.relu() if layer else hidden)
+        return hidden
+
+    return Network(initial, apply)
+
+
+def mnist_cnn(classes: int = 10) -> Network:
+    """The paper's network for MNIST: 5 x 5 convolutions of 32 and 64, max-pooling by 2 after each, 1024, 10.
+
+    Padding keeps the size, so that 7 x 7 x 64 numbers reach the dense layers; one quarter of the 1,024
+    units drop out in training (the paper keeps 0.75 and does not say where). Images are `(n, 28, 28, 1)`.
+
+    Reference: Amid, Warmuth, Anil, Koren, section 5.1.
+    """
+
+    def initial(generator: torch.Generator) -> Weights:
+        return {
+            "filter0": _first_filter(5, 1, 32, 1 / 25**0.5, generator),
+            "filter1": _uniform((25 * 32, 64), 1 / (25 * 32) ** 0.5, generator),
+            "filter1.bias": _uniform((64,), 1 / (25 * 32) ** 0.5, generator),
+            **_dense("dense0", 7 * 7 * 64, 1024, generator),
+            **_dense("dense1", 1024, classes, generator),
+        }
+
+    def apply(weights: Weights, x: Tensor, drop: Drop | None) -> Tensor:
+        hidden = relu_pool(convolve(patches(x, 5), weights["filter0"], None, 1))
+        hidden = relu_pool(convolve(hidden, weights["filter1"], weights["filter1.bias"], 5))
+        hidden = _linear(weights, "dense0", hidden.flatten(2)).relu()
+        return _linear(weights, "dense1", drop(hidden, 0.25) if drop else hidden)
+
+    return Network(initial, apply)
+
+
+def resnet56(classes: int, *, blocks: int = 9) -> Network:
+    """A residual net of 56 layers without batch normalisation, for images `(n, 32, 32, 3)`.
+
+    A 3 x 3 convolution of 16, three groups of nine blocks of 16, 32 and 64 channels, the mean over positions, a dense
+    layer. A block is two 3 x 3 convolutions beside the identity; where the size halves, the identity keeps every other
+    pixel and new channels are zero, so that shortcuts have no weights. Without batch normalisation the initialisation
+    is what makes the net trainable: Hardt and Ma draw small random weights so that every block begins near the
+    identity. Here, as in Fixup, the last convolution of each block and the dense layer begin at zero and the first
+    one is scaled by 1 / sqrt(27), for 27 blocks, so that at the start every block is the identity exactly and one step
+    changes the output by an amount that does not grow with depth.
+
+    Reference: Hardt and Ma, Identity Matters in Deep Learning, 2017; He et al., Deep Residual Learning,
+    2016 (the layout); Zhang, Dauphin and Ma, Fixup Initialization, 2019.
+    """
+    channels = (16,) * (blocks + 1) + (32,) * blocks + (64,) * blocks
+
+    def initial(generator: torch.Generator) -> Weights:
+        flat = []
+        for inputs, outputs in pairwise(channels):
+            scale = (2 / (9 * inputs) / (3 * blocks)) ** 0.5
+            flat.append(scale * torch.randn(9 * inputs * outputs, generator=generator))
+            flat.append(torch.zeros(outputs + 9 * outputs * outputs + outputs))
+        return {
+            "filter0": _first_filter(3, 3, 16, None, generator),
+            "blocks": torch.cat(flat),
+            "dense0": torch.zeros(64, classes),
+            "dense0.bias": torch.zeros(1, classes),
+        }
+
+    def apply(weights: Weights, x: Tensor, drop: Drop | None) -> Tensor:
+        hidden = convolve(patches(x, 3), weights["filter0"], None, 1).relu()
+        hidden = trunk(hidden, weights["blocks"], channels)
+        return _linear(weights, "dense0", hidden.mean(dim=(2, 3)))
+
+    return Network(initial, apply)
+
+
+def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator) -> Tensor:
+    return (2 * torch.rand(shape, generator=generator) - 1) * bound
+
+
+def _dense(name: str, rows: int, columns: int, generator: torch.Generator) -> Weights:
+    """Weight `(rows, columns)` and bias `(1, columns)`, within the bounds of nn.Linear's initialisation."""
+    drawn = _uniform((rows + 1, columns), rows**-0.5, generator)
+    return {name: drawn[:-1], f"{name}.bias": drawn[-1:]}
+
+
+def _first_filter(taps: int, inputs: int, outputs: int, bound: float | None, generator: torch.Generator) -> Tensor:
+    """A filter and its bias for `patches`: uniform within `bound`, or He's normal with no bias; 0 where patches are."""
+    size = taps * taps * inputs
+    weight = torch.zeros(32, outputs)
+    if bound is None:
+        weight[:size] = (2 / size) ** 0.5 * torch.randn(size, outputs, generator=generator)
+    else:
+        weight[: size + 1] = _uniform((size + 1, outputs), bound, generator)
+    return weight
+
+
+def _linear(weights: Weights, name: str, x: Tensor) -> Tensor:
+    return torch.baddbmm(weights[f"{name}.bias"], x, weights[name])
+
+
+def patches(x: Tensor, taps: int) -> Tensor:
+    """Images `(n, h, w, c)` to what a filter sees at each pixel, a one for its bias, and zeros, `(n, h, w, 32)`.
+
+    The members share the images, so the first convolution is a product with these, made once for all of them.
+    """
+    n, height, width, channels = x.shape
+    padded = functional.pad(x, (0, 0, taps // 2, taps // 2, taps // 2, taps // 2))
+    seen = [padded[:, y : y + height, z : z + width] for y in range(taps) for z in range(taps)]
+    rest = 32 - taps * taps * channels - 1
+    return torch.cat([*seen, x.new_ones(n, height, width, 1), x.new_zeros(n, height, width, rest)], dim=3)
+
+
+def convolve(x: Tensor, w: Tensor, b: Tensor | None, taps: int, stride: int = 1) -> Tensor:
+    """Convolve images `([members,] n, h, w, c)` with w `(members, taps * taps * c, outputs)`, adding b.
+
+    The result is `(members, n, h / stride, w / stride, outputs)`: pixels outside of the image count as 0.
+    """
+    if x.is_cuda:
+        from bitempered.experiments import fused
+
+        return fused.convolve(x, w, b, taps)
+    members, _, outputs = w.shape
+    images = x.expand(members, *x.shape[-4:]).permute(0, 1, 4, 2, 3)
+    filters = w.view(members, taps, taps, -1, outputs).permute(0, 4, 3, 1, 2)
+    biases = [None] * members if b is None else b
+    convolved = [
+        functional.conv2d(*one, stride=stride, padding=taps // 2) for one in zip(images, filters, biases, strict=True)
+    ]
+    return torch.stack([one.permute(0, 2, 3, 1) for one in convolved])
+
+
+def relu_pool(x: Tensor) -> Tensor:
+    """The largest of 0 and of 2 x 2 pixels, `(members, n, h, w, c)` to `(members, n, h / 2, w / 2, c)`."""
+    if x.is_cuda:
+        from bitempered.experiments import fused
+
+        return fused.relu_pool(x)
+    members, n, height, width, channels = x.shape
+    return x.reshape(members, n, height // 2, 2, width // 2, 2, channels).amax(dim=(3, 5)).relu()
+
+
+def trunk(x: Tensor, flat: Tensor, channels: tuple[int, ...]) -> Tensor:
+    """Residual blocks from each of `channels` to the next; x is the output of a ReLU.
+
+    `flat` `(members, size)` has, block by block, the weights `(9 * inputs, outputs)` and the bias of its first
+    convolution, then of its second.
+    """
+    if x.is_cuda:
+        from bitempered.experiments import fused
+
+        return fused.trunk(x, flat, channels)
+    at = 0
+    for inputs, outputs in pairwise(channels):
+        pairs = []
+        for rows in (9 * inputs, 9 * outputs):
+            end = at + rows * outputs
+            pairs.append((flat[:, at:end].view(-1, rows, outputs), flat[:, end : end + outputs]))
+            at = end + outputs
+        (w1, b1), (w2, b2) = pairs
+        stride = outputs // inputs
+        shortcut = functional.pad(x[:, :, ::stride, ::stride], (0, outputs - inputs))
+        x = (shortcut + convolve(convolve(x, w1, b1, 3, stride).relu(), w2, b2, 3)).relu()
+    return x
 
 
 class Illustration(nn.Module):
@@ -55,95 +233,6 @@ class Illustration(nn.Module):
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             hidden = torch.baddbmm(bias, hidden if layer == 0 else hidden.tanh(), weight)
         return hidden
-
-
-def mnist_cnn(*, seed: int) -> nn.Module:
-    """Return the paper's network for MNIST: 5 x 5 convolutions of 32 and 64, max-pooling by 2 after each, 1024, 10.
-
-    Padding keeps the size, so that 7 x 7 x 64 numbers reach the dense layers; one quarter of the 1,024
-    units drop out in training (the paper keeps 0.75 and does not say where).
-
-    Shapes: images `(n, 1, 28, 28)` to logits `(n, 10)`.
-
-    Reference: Amid, Warmuth, Anil, Koren, section 5.1.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Conv2d(1, 32, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(7 * 7 * 64, 1024),
-            nn.ReLU(),
-            nn.Dropout(0.25),
-            nn.Linear(1024, 10),
-        )
-
-
-class Block(nn.Module):
-    """Two 3 x 3 convolutions beside the identity; where the size halves, the identity keeps every other pixel.
-
-    New channels of the identity are zero, so that the shortcut has no weights.
-    """
-
-    def __init__(self, inputs: int, outputs: int, blocks: int) -> None:
-        super().__init__()
-        self.stride, self.new = outputs // inputs, outputs - inputs
-        self.first = nn.Conv2d(inputs, outputs, 3, stride=self.stride, padding=1)
-        self.second = nn.Conv2d(outputs, outputs, 3, padding=1)
-        nn.init.kaiming_normal_(self.first.weight, nonlinearity="relu")
-        with torch.no_grad():
-            self.first.weight *= blocks**-0.5
-        nn.init.zeros_(self.second.weight)
-        for layer in (self.first, self.second):
-            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-
-    def forward(self, x: Tensor) -> Tensor:
-        identity = x[:, :, :: self.stride, :: self.stride]
-        identity = functional.pad(identity, (0, 0, 0, 0, 0, self.new))
-        return functional.relu(identity + self.second(functional.relu(self.first(x))))
-
-
-class ResNet56(nn.Module):
-    """A residual net of 56 layers without batch normalisation, for 32 x 32 images.
-
-    A 3 x 3 convolution of 16, three groups of nine blocks of 16, 32 and 64 channels, the mean over
-    positions, a dense layer. Without batch normalisation the initialisation is what makes it trainable:
-    Hardt and Ma draw small random weights so that every block begins near the identity. Here, as in Fixup,
-    the last convolution of each block and the dense layer begin at zero and the first one is scaled by
-    1 / sqrt(27), for 27 blocks, so that at the start every block is the identity exactly and one step
-    changes the output by an amount that does not grow with depth.
-
-    Shapes: images `(n, 3, 32, 32)` to logits `(n, classes)`.
-
-    Reference: Hardt and Ma, Identity Matters in Deep Learning, 2017; He et al., Deep Residual Learning,
-    2016 (the layout); Zhang, Dauphin and Ma, Fixup Initialization, 2019.
-    """
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        channels = [16] * 10 + [32] * 9 + [64] * 9
-        self.stem = nn.Conv2d(3, 16, 3, padding=1)
-        nn.init.kaiming_normal_(self.stem.weight, nonlinearity="relu")
-        pairs = list(pairwise(channels))
-        self.blocks = nn.Sequential(*(Block(inputs, outputs, len(pairs)) for inputs, outputs in pairs))
-        self.head = nn.Linear(64, classes)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.blocks(functional.relu(self.stem(x))).mean(dim=(2, 3)))
-
-
-def resnet56(classes: int, *, seed: int) -> nn.Module:
-    """Return a `ResNet56`, its weights fixed by `seed`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return ResNet56(classes)
 
 
 def imagenet_resnet(name: str, *, classes: int = 1000) -> nn.Module:

@@ -1,77 +1,387 @@
-"""One training loop, the same for every loss."""
+"""One training loop, the same for every loss, network and device, for many runs at once.
 
+A fleet is a set of members that share a network, its initial weights, the images, the order of the batches and the
+dropped units; each has a loss, wrong labels and a learning rate of its own. Their weights are stacked, so that twelve
+small networks fill a GPU that each alone would leave idle (benchmarks/fleet.md); on a GPU a whole step, from the
+gathering of the batch to the new weights, is one CUDA graph in bfloat16 over float32 weights.
+
+A run ends with a row of metrics per epoch. With a `checkpoint` it can be killed at any moment: the next call goes on
+from the last epoch that was saved, and on a CPU comes to the same numbers bit for bit.
+"""
+
+import io
+import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bitempered.experiments.data import Part
+from bitempered.experiments.data import Split
+from bitempered.experiments.files import write_atomically
+from bitempered.experiments.losses import Loss
+from bitempered.experiments.models import Network, mlp, mnist_cnn, resnet56
 
-__all__ = ["Outcome", "train"]
+__all__ = ["BadCheckpoint", "Member", "Training", "train"]
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+OPTIMIZERS = {"adam": 2, "adadelta": 2, "sgd": 1}  # and how many numbers each keeps per weight
+SHOWN = 5_000  # training rows whose accuracy is measured after each epoch
+SAVE_SECONDS = 20  # a checkpoint is written when an epoch ends, but not more often than this
+
+METRICS = ("training_loss", "validation", "test", "clean", "noisy")  # of each member after each epoch
+Metrics = list[dict[str, Any]]  # by epoch; each value is a number or, of the members, a list
+
+
+class BadCheckpoint(Exception):
+    """A checkpoint belongs to another run, or is no checkpoint."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Accuracies in [0, 1] of one run, at its last epoch and at its chosen one.
+class Training:
+    """How a fleet is trained, but for what its members have of their own."""
 
-    The chosen epoch is the first with the highest validation accuracy; the test rows have no say.
-    """
+    network: str  # "mlp", "mnist_cnn" or "resnet56"
+    optimizer: str
+    epochs: int
+    batch_size: int = 128
+    steps: int | None = None  # stops sooner than the epochs do
+    stairs: tuple[float, ...] = ()  # fractions of the run after which the rate falls to a tenth
+    warmup: int = 0  # steps in which the rate rises from 0
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    clip: float = math.inf  # norm that a member's gradient is cut to
+    augment: bool = False  # images are mirrored and moved by up to 4 pixels at random
+    width: int = 256  # of the perceptron
 
-    train_last: float
-    validation_last: float
-    test_last: float
-    chosen_epoch: int
-    validation_chosen: float
-    test_chosen: float
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"unknown optimizer {self.optimizer!r}; there is: {', '.join(OPTIMIZERS)}")
+        for name in ("epochs", "batch_size", "width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def make_network(self, split: Split) -> Network:
+        features, classes = split.train[0], split.num_classes
+        if self.network == "mlp":
+            return mlp(math.prod(features.shape[1:]), classes, width=self.width)
+        if self.network == "mnist_cnn":
+            return mnist_cnn(classes)
+        if self.network == "resnet56":
+            return resnet56(classes)
+        raise ValueError(f"unknown network {self.network!r}; there is: mlp, mnist_cnn, resnet56")
+
+
+@dataclass(frozen=True)
+class Member:
+    """What one run of a fleet has of its own: its loss, its learning rate, its labels for training and validation."""
+
+    loss: Loss
+    rate: float
+    train: np.ndarray = field(repr=False)
+    validation: np.ndarray = field(repr=False)
 
 
 def train(
-    model: nn.Module,
-    loss: Loss,
-    parts: tuple[Part, Part, Part],
+    training: Training,
+    members: list[Member],
+    split: Split,
     *,
-    epochs: int,
-    batch_size: int,
-    learning_rate: float,
     seed: int,
-    on_epoch: Callable[[int, float], None],
-) -> Outcome:
-    """Train `model` with Adam on the first of `parts`, choose an epoch on the second, test on the third.
+    device: str = "cpu",
+    checkpoint: Path | None = None,
+    on_epoch: Callable[[int, dict[str, Any]], None] = lambda epoch, metrics: None,
+) -> Metrics:
+    """Train the members together and return, for each epoch, lists of what each member reached.
 
-    `on_epoch(epoch, validation_accuracy)` is called after each epoch, counted from 1; `seed`
-    fixes the order of the batches.
+    `training_loss` is the mean over the epoch's batches, null where it is not finite; `validation` the accuracy on the
+    member's own (noisy) validation labels; `test` on the split's test labels; `clean` and `noisy` the accuracy on
+    the first 5,000 training rows, against the split's labels and against the member's. `on_epoch(epoch, metrics)`
+    is called after each epoch, counted from 1.
     """
-    (x, y), validation, test = ((torch.from_numpy(features), torch.from_numpy(labels)) for features, labels in parts)
-    order = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
-    chosen_epoch, validation_chosen, test_chosen = 0, -1.0, 0.0
-    for epoch in range(1, epochs + 1):
-        for rows in torch.randperm(len(x), generator=order).split(batch_size):
-            optimizer.zero_grad()
-            loss(model(x[rows]), y[rows]).backward()
-            optimizer.step()
-        validation_last = accuracy(model, *validation)
-        if validation_last > validation_chosen:
-            chosen_epoch, validation_chosen = epoch, validation_last
-            test_chosen = accuracy(model, *test)
-        on_epoch(epoch, validation_last)
-    return Outcome(
-        train_last=accuracy(model, x, y),
-        validation_last=validation_last,
-        test_last=accuracy(model, *test),
-        chosen_epoch=chosen_epoch,
-        validation_chosen=validation_chosen,
-        test_chosen=test_chosen,
-    )
+    fleet = Fleet(training, members, split, seed, torch.device(device))
+    metrics: Metrics = []
+    if checkpoint is not None and checkpoint.exists():
+        metrics = fleet.load(checkpoint)
+    saved = time.perf_counter()
+    started = saved - sum(row["seconds"] for row in metrics[-1:])
+    while fleet.done < fleet.steps:
+        row = fleet.epoch(len(metrics) + 1)
+        metrics.append({**row, "seconds": round(time.perf_counter() - started, 3)})
+        on_epoch(len(metrics), metrics[-1])
+        last = fleet.done == fleet.steps
+        if checkpoint is not None and (last or time.perf_counter() - saved > SAVE_SECONDS):
+            fleet.save(checkpoint, metrics)
+            saved = time.perf_counter()
+    return metrics
 
 
-@torch.no_grad()
-def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Return the fraction of rows whose largest logit is the label's.
+class Fleet:
+    """Everything that a step changes, on one device."""
 
-    Tempered softmax and softmax have the same argmax, so this serves every loss.
+    def __init__(
+        self, training: Training, members: list[Member], split: Split, seed: int, device: torch.device
+    ) -> None:
+        self.training, self.members, self.seed, self.device = training, members, seed, device
+        self.network = training.make_network(split)
+        self.half = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.generator = torch.Generator(device)
+        losses = [member.loss for member in members]
+        groups = {loss: [i for i, other in enumerate(losses) if other == loss] for loss in dict.fromkeys(losses)}
+        self.groups = {loss: torch.tensor(places, device=device) for loss, places in groups.items()}
+        self.inverse = torch.cat(list(self.groups.values())).argsort()
+
+        parts = (split.train, split.validation, split.test)
+        self.images, *self.others = (torch.from_numpy(features).to(device) for features, _ in parts)
+        self.prepare = Preparation(self.images, training, device)
+        if self.images.dim() == 4 and training.network != "mlp":
+            self.images, *self.others = (x.permute(0, 2, 3, 1).contiguous() for x in (self.images, *self.others))
+        labels = [torch.from_numpy(np.stack([getattr(m, name) for m in members])) for name in ("train", "validation")]
+        self.labels, self.validation = (y.to(device) for y in labels)
+        self.clean, self.test = (torch.from_numpy(part[1]).to(device) for part in (split.train, split.test))
+
+        one = self.network.initial(torch.Generator().manual_seed(seed))
+        self.weights = [w.expand(len(members), *w.shape).clone().to(device) for w in one.values()]
+        self.names = list(one)
+        # What the forward pass reads: the weights themselves, or their copies in half precision.
+        self.leaves = [(w if w.dtype == self.half else w.to(self.half)).detach().requires_grad_() for w in self.weights]
+        slots = OPTIMIZERS[training.optimizer]
+        self.slots = [[torch.zeros_like(w) for w in self.weights] for _ in range(slots)]
+        self.count = torch.zeros((), dtype=torch.int64, device=device)  # of steps, where the device can see it
+
+        self.batch = min(training.batch_size, len(self.images))
+        self.per_epoch = len(self.images) // self.batch
+        self.steps = training.epochs * self.per_epoch
+        if training.steps is not None:
+            self.steps = min(self.steps, training.steps)
+        self.done = 0
+        self.order = torch.zeros(self.per_epoch * self.batch, dtype=torch.int64, device=device)
+        self.position = torch.arange(self.batch, device=device)
+        self.rates = torch.tensor([m.rate for m in members], device=device)
+        self.factors = rate_factors(training, self.steps).to(device)
+        self.losses = torch.zeros(len(members), device=device)
+        self.update = partial(update, training)
+        if device.type == "cuda":
+            self.update = torch.compile(self.update, dynamic=False)  # type: ignore[assignment]
+        self.replay: Callable[[], None] | None = None
+
+    def step(self) -> None:
+        """One batch: forward, backward, new weights."""
+        rows = self.order[self.position]
+        x = self.prepare.batch(self.images[rows], self.half, self.generator)
+        weights = dict(zip(self.names, self.leaves, strict=True))
+        logits = self.network.apply(weights, x, self.drop).float()
+        losses = self.loss(logits, self.labels[:, rows]).mean(dim=1)
+        grads = torch.autograd.grad(losses.sum(), self.leaves)
+        with torch.no_grad():
+            rate = self.rates * self.factors.index_select(0, self.count.view(1))
+            self.update(self.weights, self.leaves, list(grads), self.slots, rate, self.count)
+            self.count += 1
+            self.position += self.batch
+            self.losses += losses
+
+    def drop(self, hidden: Tensor, rate: float) -> Tensor:
+        """Drop units, the same of every member, so that a member does not depend on how many there are."""
+        kept = torch.rand(hidden.shape[1:], generator=self.generator, device=self.device) >= rate
+        return hidden * (kept / (1 - rate)).to(hidden.dtype)
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The losses `(members, n)`, one call for all members that have the same loss."""
+        found = [
+            loss(logits[places].flatten(0, 1), target[places].flatten()).view(len(places), -1)
+            for loss, places in self.groups.items()
+        ]
+        return torch.cat(found)[self.inverse]
+
+    def epoch(self, number: int) -> dict[str, Any]:
+        """Train for one epoch, or for what is left of the run, and measure."""
+        steps = min(self.per_epoch, self.steps - self.done)
+        # Each epoch begins from its own seed: nothing random has to be kept for a run that goes on later.
+        order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(self.draw(number, 0)))
+        self.order.copy_(order[: len(self.order)])
+        self.position.copy_(torch.arange(self.batch))
+        self.generator.manual_seed(self.draw(number, 1))
+        self.losses.zero_()
+        if self.device.type == "cuda" and self.replay is None:
+            self.replay = self.capture()
+        for _ in range(steps):
+            (self.replay or self.step)()
+        self.done += steps
+        return {"epoch": number, "step": self.done, **self.measure(steps)}
+
+    def draw(self, number: int, use: int) -> int:
+        """A seed for one use in one epoch."""
+        return int(np.random.SeedSequence((self.seed, number, use)).generate_state(1)[0])
+
+    def capture(self) -> Callable[[], None]:
+        """Record a step as a CUDA graph. The steps that warm it up are undone."""
+        state = [*self.weights, *self.leaves, *chain(*self.slots), self.count, self.position, self.losses]
+        before = [tensor.detach().clone() for tensor in state]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        seed = self.generator.initial_seed()
+        with torch.cuda.graph(graph):
+            self.step()
+        with torch.no_grad():
+            for tensor, old in zip(state, before, strict=True):
+                tensor.copy_(old)
+        self.generator.manual_seed(seed)
+        return graph.replay
+
+    @torch.no_grad()
+    def measure(self, steps: int) -> dict[str, Any]:
+        validation, test = self.others
+        shown = self.predict(self.images[:SHOWN])
+        means = (self.losses / steps).tolist()
+        return {
+            "training_loss": [round(value, 6) if math.isfinite(value) else None for value in means],
+            "validation": fraction(self.predict(validation) == self.validation),
+            "test": fraction(self.predict(test) == self.test),
+            "clean": fraction(shown == self.clean[:SHOWN]),
+            "noisy": fraction(shown == self.labels[:, :SHOWN]),
+        }
+
+    def predict(self, features: Tensor) -> Tensor:
+        """The class with the largest logit, `(members, n)`: the same for softmax and for every tempered softmax."""
+        weights = dict(zip(self.names, self.leaves, strict=True))
+        parts = [self.network.apply(weights, self.prepare(part, self.half), None) for part in features.split(1000)]
+        return torch.cat([logits.argmax(dim=2) for logits in parts], dim=1)
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree with."""
+        members = [(str(m.loss), m.rate, int((m.train != self.clean.cpu().numpy()).sum())) for m in self.members]
+        return {"training": asdict(self.training), "members": members, "seed": self.seed, "rows": len(self.images)}
+
+    def save(self, path: Path, metrics: Metrics) -> None:
+        content = io.BytesIO()
+        state = {"weights": self.weights, "slots": self.slots, "count": self.count}
+        torch.save({"identity": repr(self.identity()), "state": state, "done": self.done, "metrics": metrics}, content)
+        write_atomically(path, content.getvalue())
+
+    def load(self, path: Path) -> Metrics:
+        try:
+            kept = torch.load(path, map_location=self.device, weights_only=True)
+            identity, state, done, metrics = (kept[name] for name in ("identity", "state", "done", "metrics"))
+        except OSError:
+            raise
+        except Exception as error:  # torch.load raises whatever its readers do
+            raise BadCheckpoint(f"{path} is not a checkpoint, or a damaged one; delete it to train again") from error
+        if identity != repr(self.identity()):
+            raise BadCheckpoint(f"{path} is of another run than this; delete it, or choose another folder")
+        with torch.no_grad():
+            for weight, leaf, old in zip(self.weights, self.leaves, state["weights"], strict=True):
+                weight.copy_(old)
+                leaf.copy_(weight)
+            for slot, old_slot in zip(self.slots, state["slots"], strict=True):
+                for tensor, old in zip(slot, old_slot, strict=True):
+                    tensor.copy_(old)
+            self.count.copy_(state["count"])
+        self.done = done
+        return metrics
+
+
+class Preparation:
+    """From rows of the data set to what a network sees: scaled, and in training moved and mirrored."""
+
+    def __init__(self, images: Tensor, training: Training, device: torch.device) -> None:
+        self.flat, self.augment = training.network == "mlp", training.augment
+        self.mean: Tensor | None = None
+        if images.dtype == torch.uint8:
+            # By channel, over the training images; in pieces, since float32 takes four times the memory.
+            pixels = images.transpose(0, 1).flatten(1)
+            self.mean = torch.stack([channel.float().mean() for channel in pixels])
+            self.scale = torch.stack([1 / channel.float().std() for channel in pixels])
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.mean is None:
+            return x.to(dtype)
+        if self.flat:
+            return ((x.flatten(2).float() - self.mean[:, None]) * self.scale[:, None]).flatten(1).to(dtype)
+        return ((x.float() - self.mean) * self.scale).to(dtype)
+
+    def batch(self, x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        x = self(x, dtype)
+        return shift_and_mirror(x, generator) if self.augment else x
+
+
+def shift_and_mirror(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Move images `(n, h, w, c)` by up to 4 pixels either way, zeros coming in, and mirror half of them."""
+    n, height, width, _ = x.shape
+    draws = torch.randint(0, 9, (2, n), generator=generator, device=x.device)
+    mirrored = torch.rand(n, generator=generator, device=x.device) < 0.5
+    padded = torch.nn.functional.pad(x, (0, 0, 4, 4, 4, 4))
+    rows = draws[0][:, None] + torch.arange(height, device=x.device)
+    columns = torch.arange(width, device=x.device)
+    columns = draws[1][:, None] + torch.where(mirrored[:, None], width - 1 - columns, columns)
+    return padded[torch.arange(n, device=x.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def rate_factors(training: Training, steps: int) -> Tensor:
+    """What the learning rate is multiplied by at each step."""
+    step = torch.arange(steps)
+    stairs = sum(((step >= fraction * steps).double() for fraction in training.stairs), torch.zeros(steps))
+    rise = ((step + 1) / max(training.warmup, 1)).clamp(max=1)
+    return (rise * 10.0**-stairs).float()
+
+
+def update(
+    training: Training,
+    weights: list[Tensor],
+    leaves: list[Tensor],
+    grads: list[Tensor],
+    slots: list[list[Tensor]],
+    rate: Tensor,
+    count: Tensor,
+) -> None:
+    """Change all weights of all members, one rate for each member.
+
+    Adam as published (0.9, 0.999, 1e-8); AdaDelta with TensorFlow's constants (0.95, 1e-8), as the paper's; SGD with
+    heavy-ball momentum. Weight decay is added to the gradient; clipping is by the norm of all of a member's gradient.
     """
-    return (model(x).argmax(dim=1) == y).sum().item() / len(y)
+    grads = [g.float() for g in grads]
+    if training.weight_decay:
+        grads = [g + training.weight_decay * w for g, w in zip(grads, weights, strict=True)]
+    if training.clip < math.inf:
+        norm = sum(g.flatten(1).square().sum(dim=1) for g in grads).sqrt()  # type: ignore[union-attr]
+        factor = training.clip / norm.clamp(min=training.clip)
+        grads = [g * along(factor, g) for g in grads]
+    for i, (w, leaf, g) in enumerate(zip(weights, leaves, grads, strict=True)):
+        if training.optimizer == "sgd":
+            (velocity,) = (slot[i] for slot in slots)
+            new = training.momentum * velocity + g
+            velocity.copy_(new)
+            change = new
+        else:
+            first, second = (slot[i] for slot in slots)
+            if training.optimizer == "adam":
+                m, v = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g * g
+                change = m / (1 - 0.9 ** (count + 1)) / ((v / (1 - 0.999 ** (count + 1))).sqrt() + 1e-8)
+            else:
+                m = 0.95 * first + 0.05 * g * g
+                change = (second + 1e-8).sqrt() / (m + 1e-8).sqrt() * g
+                v = 0.95 * second + 0.05 * change * change
+            first.copy_(m)
+            second.copy_(v)
+        new_weight = w - along(rate, w) * change
+        w.copy_(new_weight)
+        leaf.detach().copy_(new_weight)
+
+
+def along(x: Tensor, like: Tensor) -> Tensor:
+    """One number for each member, `(members,)`, in the shape of something of all members."""
+    return x.view(-1, *[1] * (like.dim() - 1))
+
+
+def fraction(right: Tensor) -> list[float]:
+    return [round(value, 6) for value in right.float().mean(dim=1).tolist()]

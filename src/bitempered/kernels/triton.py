@@ -133,11 +133,17 @@ def _backward(
     tl.store(grad_ptr + at, grad.to(grad_ptr.dtype.element_ty), mask=kept)
 
 
-def _launch(classes: int) -> tuple[int, int, int]:
-    """Rows and columns of a program's tile, and its warps: about 2,048 numbers, or one row where that is longer."""
+def _launch(n: int, classes: int) -> tuple[int, int, int]:
+    """Rows and columns of a program's tile, and its warps.
+
+    About 2,048 numbers, or one row where that is longer, or less where there would be few programs: a small batch is
+    bound by how long one program takes.
+    """
     columns = max(16, triton.next_power_of_2(classes))
     rows = max(1, 2048 // columns)
-    return rows, columns, min(32, max(4, rows * columns // 1024))
+    while rows > 1 and rows * columns > 128 and n < 512 * rows:
+        rows //= 2
+    return rows, columns, min(32, max(1 if rows * columns < 512 else 4, rows * columns // 1024))
 
 
 def _sign(x: float) -> int:
@@ -150,7 +156,7 @@ def forward(
     """Loss and m of each row of logits (N, C), whose rows are contiguous, with class indices (N,)."""
     n, classes = logits.shape
     loss, m = (empty(n, dtype=float32, device=logits.device) for _ in range(2))
-    rows, columns, warps = _launch(classes)
+    rows, columns, warps = _launch(n, classes)
     if n:
         _forward[(triton.cdiv(n, rows),)](
             logits, logits.stride(0), target, weight, loss, m, n, classes, ignore_index, t1, t2, t2 - 1,
@@ -166,7 +172,7 @@ def backward(
     """The gradient of sum(g * loss) in the logits."""
     n, classes = logits.shape
     grad = empty((n, classes), dtype=logits.dtype, device=logits.device)
-    rows, columns, warps = _launch(classes)
+    rows, columns, warps = _launch(n, classes)
     if n:
         _backward[(triton.cdiv(n, rows),)](
             logits, logits.stride(0), target, weight, m, g, grad, n, classes, ignore_index, t1, t2, t2 - 1,

@@ -1,0 +1,66 @@
+"""The losses that experiments compare, by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from bitempered.torch import baselines, bi_tempered_logistic_loss
+
+__all__ = ["LOSSES", "Loss"]
+
+# The function of each loss, and what its numbers are called.
+LOSSES: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+    # torch's own, not ours at t1 = t2 = 1: the peer people have today.
+    "logistic": (cross_entropy, ()),
+    "bi-tempered": (bi_tempered_logistic_loss, ("t1", "t2")),
+    "tsallis": (baselines.tsallis_logistic_loss, ("t1", "t2")),
+    "t-logistic": (baselines.t_logistic_loss, ("t",)),
+    "gce": (baselines.generalized_cross_entropy, ("q",)),
+    "sce": (baselines.symmetric_cross_entropy, ("alpha", "beta")),
+    "mae": (baselines.mean_absolute_error, ()),
+}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss and its numbers, such as the temperatures.
+
+    >>> Loss("bi-tempered", (0.5, 4.0))(torch.zeros(2, 10), torch.tensor([0, 3])).shape
+    torch.Size([2])
+    """
+
+    name: str
+    numbers: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name not in LOSSES:
+            raise ValueError(f"unknown loss {self.name!r}; there is: {', '.join(LOSSES)}")
+        names = LOSSES[self.name][1]
+        if len(self.numbers) != len(names):
+            form = ":".join([self.name, *names])
+            raise ValueError(f"{self.name} takes {len(names)} numbers, written {form}; got {list(self.numbers)}")
+        self(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))  # so that bad numbers are found before any work
+
+    @classmethod
+    def parse(cls, text: str) -> "Loss":
+        """Read a loss as the command line has it.
+
+        >>> Loss.parse("bi-tempered:0.5:4")
+        Loss(name='bi-tempered', numbers=(0.5, 4.0))
+        """
+        name, *numbers = text.split(":")
+        try:
+            return cls(name, tuple(float(number) for number in numbers))
+        except ValueError as error:
+            raise ValueError(f"cannot use the loss {text!r}: {error}") from None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({', '.join(f'{number:g}' for number in self.numbers)})" if self.numbers else self.name
+
+    def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The loss of each row of logits `(n, classes)`."""
+        function, names = LOSSES[self.name]
+        return function(logits, target, **dict(zip(names, self.numbers, strict=True)), reduction="none")

@@ -1,0 +1,38 @@
+"""Which code made a result, on what, and when."""
+
+import platform
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from bitempered import __version__
+
+__all__ = ["commit", "provenance"]
+
+ARCHIVED = "$Format:%H$"  # `git archive` writes the commit here, see .gitattributes
+
+
+def provenance(device: str = "cpu") -> dict[str, str]:
+    """Say which code makes a row, on what."""
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"cpu {platform.machine()}"
+    return {"commit": commit(), "device": name, "bitempered": __version__, "torch": torch.__version__}
+
+
+def today() -> str:
+    return datetime.now(timezone.utc).date().isoformat()
+
+
+def commit() -> str:
+    """Return the commit of this source tree, "unknown" where neither git nor an archive of it says."""
+    here = Path(__file__)
+    if not ARCHIVED.startswith("$"):
+        return ARCHIVED
+    try:
+        # An installed copy may lie inside somebody else's repository: ask whether git tracks it.
+        for command in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--dirty", "--abbrev=40"]):
+            done = subprocess.run(["git", *command], cwd=here.parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()

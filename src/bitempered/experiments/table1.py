@@ -1,0 +1,231 @@
+"""The recipe behind `bitempered reproduce table1` and `figure3`: the paper's networks on MNIST and CIFAR-100.
+
+First a search, for each loss and noise level apart, over as many settings for either loss: the logistic loss gets as
+many learning rates as the bi-tempered one gets pairs of temperatures times learning rates. It runs on a shortened
+schedule with a seed of its own, and the best epoch's accuracy on noisy validation labels decides; test labels have no
+say. Then the chosen settings train to the end, for each seed, all cells of a seed as one fleet.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, stdev
+
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from bitempered.experiments.compare import TRAINING, Cell, Comparison, Progress, Row, find, run, write_csv
+from bitempered.experiments.figures import png
+from bitempered.experiments.files import read_rows, write_atomically
+from bitempered.experiments.losses import Loss
+from bitempered.experiments.train import Training
+
+__all__ = ["RECIPES", "Table1", "draw_figure3", "markdown", "reproduce", "table"]
+
+Settings = tuple[tuple[Loss, float], ...]  # losses with their learning rates
+LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+SEARCH_SEED = 100
+MOMENTS = (("test_chosen", "chosen epoch"), ("test_last", "last epoch"))
+
+
+@dataclass(frozen=True)
+class Table1:
+    """What is searched and trained for one data set, and what the paper reports."""
+
+    dataset: str
+    training: Training
+    search: Training
+    searched: dict[str, Settings]  # by the name of the loss
+    paper: dict[str, tuple[float, ...]]  # accuracies in per cent by LEVELS
+    temperatures: str  # of the paper
+    levels: tuple[float, ...] = LEVELS
+    seeds: tuple[int, ...] = (0, 1, 2)
+    rows: int | None = None
+
+
+def settings(losses: tuple[Loss, ...], rates: tuple[float, ...]) -> Settings:
+    return tuple((loss, rate) for loss in losses for rate in rates)
+
+
+def tempered(*pairs: tuple[float, float]) -> tuple[Loss, ...]:
+    return tuple(Loss("bi-tempered", pair) for pair in pairs)
+
+
+LOGISTIC = (Loss("logistic"),)
+RECIPES = {
+    "mnist": Table1(
+        "mnist",
+        TRAINING["mnist"],
+        replace(TRAINING["mnist"], epochs=30),
+        {
+            "logistic": settings(LOGISTIC, (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 3.0, 10.0)),
+            "bi-tempered": settings(tempered((0.5, 4.0), (0.5, 2.0), (0.5, 1.3)), (0.3, 1.0, 3.0, 10.0)),
+        },
+        {
+            "logistic": (99.40, 98.96, 98.70, 98.50, 97.64, 96.13),
+            "bi-tempered": (99.24, 99.13, 99.02, 98.62, 98.56, 97.69),
+        },
+        "(0.5, 4)",
+    ),
+    "cifar100": Table1(
+        "cifar100",
+        TRAINING["cifar100"],
+        replace(TRAINING["cifar100"], epochs=15, steps=None),
+        {
+            "logistic": settings(LOGISTIC, (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)),
+            "bi-tempered": settings(tempered((0.8, 1.2), (0.5, 1.2)), (0.05, 0.1, 0.2)),
+        },
+        {
+            "logistic": (74.03, 69.94, 66.39, 63.00, 53.17, 52.96),
+            "bi-tempered": (75.30, 73.30, 70.69, 67.45, 62.55, 57.80),
+        },
+        "(0.8, 1.2)",
+    ),
+}  # fmt: skip
+
+
+def quick(recipe: Table1) -> Table1:
+    """A recipe that a laptop finishes in minutes: few images, epochs, levels and settings. It shows no effect."""
+    training = replace(recipe.training, epochs=2, steps=None, stairs=(), warmup=0)
+    few: dict[str, Settings] = {name: (found[len(found) // 2],) for name, found in recipe.searched.items()}
+    return replace(
+        recipe, training=training, search=replace(training, epochs=1), searched=few, levels=(0.0, 0.4), seeds=(0,),
+        rows=2_560,
+    )  # fmt: skip
+
+
+def reproduce(
+    recipe: Table1, folder: Path, progress: Progress, *, device: str, data_dir: Path | None
+) -> tuple[list[Row], list[Row]]:
+    """Search, train, and write table1.md, table1.csv and figure3.png; return the rows and the curves."""
+    chosen = search(recipe, folder / "search", progress, device, data_dir)
+    comparison = Comparison(recipe.dataset, recipe.training, chosen, recipe.seeds, rows=recipe.rows)
+    rows = run(comparison, folder, progress, name="table1", device=device, data_dir=data_dir)
+    wanted = [{name: row[name] for name in (*comparison.setting(chosen[0], 0), "commit")} for row in rows]
+    kept = read_rows(folder / "curves.jsonl")
+    curves = [row for setting in wanted if (row := find(kept, setting)) is not None]
+    write_csv(folder / "table1.csv", rows)
+    write_atomically(folder / "table1.md", markdown(recipe, rows).encode())
+    write_atomically(folder / "figure3.png", png(draw_figure3(recipe, curves)))
+    return rows, curves
+
+
+def search(recipe: Table1, folder: Path, progress: Progress, device: str, data_dir: Path | None) -> tuple[Cell, ...]:
+    """Train every setting on the shortened schedule and return the best of each loss and level."""
+    folder.mkdir(parents=True, exist_ok=True)
+    best: list[Cell] = []
+    # In fleets of one loss and level: as many members as there are settings.
+    for place, (level, (name, found)) in enumerate(
+        (level, item) for level in recipe.levels for item in recipe.searched.items()
+    ):
+        cells = tuple(Cell(loss, level, rate) for loss, rate in found)
+        if len(cells) == 1:
+            best += cells
+            continue
+        comparison = Comparison(recipe.dataset, recipe.search, cells, (SEARCH_SEED,), rows=recipe.rows)
+        total = len(recipe.levels) * len(recipe.searched) * recipe.search.epochs
+
+        def show(done: int, of: int, text: str, before: int = place * recipe.search.epochs) -> None:
+            progress(before + done, total, f"search, noise {level:.0%}, {name}: {text}")  # noqa: B023
+
+        rows = run(comparison, folder, show, name="search", device=device, data_dir=data_dir)
+        row = max(rows, key=lambda row: row["validation_chosen"])
+        best.append(Cell(Loss(row["loss"], tuple(row["numbers"])), level, row["learning_rate"]))
+    return tuple(best)
+
+
+def summary(rows: list[Row], level: float, loss: str, column: str) -> tuple[float, float | None, int]:
+    """Mean and sample standard deviation in per cent over the seeds, and how many there are."""
+    values = [100 * row[column] for row in rows if (row["noise"], row["loss"]) == (level, loss)]
+    return mean(values), stdev(values) if len(values) > 1 else None, len(values)
+
+
+def lines(recipe: Table1, rows: list[Row]) -> list[list[str]]:
+    """For each loss: ours at the chosen and at the last epoch, then the paper's."""
+    found = []
+    for loss in recipe.searched:
+        for column, moment in MOMENTS:
+            line = [f"{loss}, {moment}"]
+            for level in recipe.levels:
+                centre, spread, _ = summary(rows, level, loss, column)
+                line.append(f"{centre:.2f}" + ("" if spread is None else f" ± {spread:.2f}"))
+            found.append(line)
+        temperatures = f" {recipe.temperatures}" if loss == "bi-tempered" else ""
+        paper = dict(zip(LEVELS, recipe.paper[loss], strict=True))
+        found.append([f"{loss}{temperatures}, paper", *(f"{paper[level]:.2f}" for level in recipe.levels)])
+    return found
+
+
+def names(recipe: Table1) -> list[str]:
+    return [f"{recipe.dataset}, label noise", *(f"{level:.0%}" for level in recipe.levels)]
+
+
+def table(recipe: Table1, rows: list[Row]) -> Table:
+    """The table for a terminal."""
+    result = Table(title=f"Accuracy on clean test labels, %, mean ± standard deviation of {len(recipe.seeds)} seeds")
+    for name in names(recipe):
+        result.add_column(name, justify="right")
+    for line in lines(recipe, rows):
+        result.add_row(*line)
+    return result
+
+
+def markdown(recipe: Table1, rows: list[Row]) -> str:
+    """The table as a page that says how it was made."""
+    header = names(recipe)
+    grid = "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---:"] * len(header), *lines(recipe, rows)])
+    first, training = rows[0], recipe.training
+    length = f"{training.steps:,} steps" if training.steps else f"{training.epochs} epochs"
+    chosen = "\n".join(
+        f"| {row['noise']:.0%} | {Loss(row['loss'], tuple(row['numbers']))} | {row['learning_rate']:g} |"
+        for row in rows
+        if row["seed"] == first["seed"]
+    )
+    seconds = {row["seed"]: row["fleet_seconds"] for row in rows}
+    counts = {name: len(found) for name, found in recipe.searched.items()}
+    return f"""# Table 1, {recipe.dataset}
+
+Accuracy on clean test labels, %, mean ± sample standard deviation of {len(recipe.seeds)} seeds. The chosen epoch is the
+first of the best on validation labels as noisy as the training labels.
+
+{grid}
+
+{training.network}, {training.optimizer}, batches of {training.batch_size}, {length}; symmetric noise over the other
+classes. Of each loss and level {" and ".join(f"{count} settings ({name})" for name, count in counts.items())} were
+searched for {recipe.search.epochs} epochs on noisy validation labels, with a seed of their own:
+
+| label noise | loss | learning rate |
+| ---: | --- | ---: |
+{chosen}
+
+Made by bitempered {first["bitempered"]} (commit {first["commit"]}) with torch {first["torch"]} on {first["device"]},
+{first["date"]}: all {first["fleet"]} cells of a seed in {", ".join(f"{value:.0f}" for value in seconds.values())} s.
+"""
+
+
+def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
+    """Accuracy by epoch on clean and noisy training labels and on the test set; bands are the range of the seeds."""
+    figure = Figure(figsize=(11, 6.4), dpi=130, layout="constrained")
+    columns = (("clean", "training set, true labels"), ("noisy", "training set, noisy labels"), ("test", "test set"))
+    grid = figure.subplots(2, 3, sharex=True)
+    losses, colours = list(recipe.searched), [f"C{i}" for i in range(len(recipe.levels))]
+    for axes_row, loss in zip(grid, losses, strict=True):
+        for axes, (column, title) in zip(axes_row, columns, strict=True):
+            for level, colour in zip(recipe.levels, colours, strict=True):
+                found = [row[column] for row in curves if (row["loss"], row["noise"]) == (loss, level)]
+                values = [[100 * value for value in epoch] for epoch in zip(*found, strict=True)]
+                epochs = range(1, len(values) + 1)
+                axes.plot(epochs, [mean(v) for v in values], color=colour, linewidth=1, label=f"{level:.0%}")
+                axes.fill_between(
+                    epochs, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.25, linewidth=0
+                )
+            axes.grid(alpha=0.3)
+            if loss == losses[0]:
+                axes.set_title(title, fontsize="medium")
+            else:
+                axes.set_xlabel("epoch")
+        axes_row[0].set_ylabel(f"{loss}: accuracy (%)")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, title="label noise", loc="outside right center", frameon=False)
+    seeds = len({row["seed"] for row in curves})
+    figure.suptitle(f"{recipe.dataset}: mean of {seeds} seeds, bands from the lowest to the highest", fontsize="medium")
+    return figure
