@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 import bitempered.torch as ours
-from bitempered.experiments.compare import commit
+from bitempered.experiments.origin import commit
 from bitempered.experiments.files import write_atomically, write_rows
 
 HERE = Path(__file__).parent

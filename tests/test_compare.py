@@ -14,11 +14,18 @@ from typer.testing import CliRunner
 
 from bitempered import cli
 from bitempered.experiments import compare, files, report
-from bitempered.experiments.compare import Comparison
-from bitempered.experiments.data import load
+from bitempered.experiments.compare import comparison
+from bitempered.experiments.data import Split, load
+from bitempered.experiments.figures import png
+from bitempered.experiments.losses import Loss
+from bitempered.experiments.sources import DataError
 
-TINY = Comparison(noise=(0.0, 0.4), seeds=2, epochs=2, width=16)
+TINY = replace(comparison(levels=(0.0, 0.4), seeds=2), training=replace(compare.TRAINING["digits"], epochs=2, width=16))
 TINY_OPTIONS = ["compare", "--noise", "0.4,0", "--seeds", "2", "--epochs", "1"]
+
+
+def levels(recipe, *kept):
+    return replace(recipe, cells=tuple(cell for cell in recipe.cells if cell.noise in kept))
 
 
 def silent(done, total, text):
@@ -31,13 +38,13 @@ def invoke(*options):
 
 def results(rows):
     """The rows without what may differ between two runs of one recipe."""
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+    return [{name: value for name, value in row.items() if name not in ("fleet", "fleet_seconds")} for row in rows]
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tiny") / "rows.jsonl"
-    return compare.run(TINY, path, silent), path
+    folder = tmp_path_factory.mktemp("tiny")
+    return compare.run(TINY, folder, silent), folder
 
 
 # Data
@@ -67,117 +74,166 @@ def test_split_is_stratified_disjoint_and_fixed_by_its_seed():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dataset": "cifar"}, "unknown dataset 'cifar'; there is: digits"),
-        ({"noise": (0.1, 1.5)}, r"noise levels must be in \[0, 1\], got \[0.1, 1.5\]"),
-        ({"noise": (float("nan"),)}, "noise levels must be"),
-        ({"noise": ()}, "noise levels must be"),
-        ({"t1": 1.5, "t2": 1.2}, "t1 must not exceed t2, got t1 = 1.5 and t2 = 1.2"),
-        ({"t1": 2.0, "t2": 3.0}, r"t1 must be in \[0, 2\), got 2.0"),
-        ({"t1": float("nan")}, "t1 must be a finite number >= 0, got nan"),
-        ({"t2": float("inf")}, "t2 must be a finite number >= 0, got inf"),
+        ({"dataset": "cifar"}, "unknown dataset 'cifar'; there is: digits, mnist, fashion-mnist, cifar100, a path"),
+        ({"levels": (0.1, 1.5)}, r"noise levels must be in \[0, 1\], got \[0.1, 0.1, 1.5, 1.5\]"),
+        ({"levels": (float("nan"),)}, "noise levels must be"),
+        ({"levels": ()}, "noise levels must be"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"rates": (1.0, 2.0, 3.0)}, "one learning rate for each of the 2 losses, got 3"),
+        ({"noise_model": "gaussian"}, "unknown noise 'gaussian'; there is: symmetric, symmetric-all, pair-flip, human"),
+        ({"noise_model": "human"}, "human labels there are of cifar100, not of digits"),
     ],
 )
 def test_recipe_refuses_bad_values(change, message):
     with pytest.raises(ValueError, match=message):
-        replace(TINY, **change)
+        comparison(**change)
 
 
 def test_rows_say_what_was_run_and_on_what(tiny):
-    rows, path = tiny
-    cells = [(row["noise"], row["seed"], row["loss"]) for row in rows]
-    assert cells == [(n, s, loss) for n in (0.0, 0.4) for s in (0, 1) for loss in compare.LOSSES]
+    rows, folder = tiny
+    cells = [(row["seed"], row["noise"], row["loss"]) for row in rows]
+    assert cells == [(s, n, loss) for s in (0, 1) for n in (0.0, 0.4) for loss in ("logistic", "bi-tempered")]
     for row in rows:
         assert row["torch"] == torch.__version__
-        assert row["seconds"] > 0
+        assert row["fleet_seconds"] > 0
+        assert row["fleet"] == 4
         assert row["commit"]
+        assert row["date"]
         assert row["device"].startswith("cpu")
         assert 0 < row["test_last"] <= 1
-        assert 1 <= row["chosen_epoch"] <= TINY.epochs
+        assert 1 <= row["chosen_epoch"] <= 2
         assert row["validation_chosen"] >= row["validation_last"]
-    assert files.read_rows(path) == rows
+    assert files.read_rows(folder / "compare.jsonl") == rows
+
+
+def test_curves_are_the_runs_by_epoch(tiny):
+    rows, folder = tiny
+    curves = files.read_rows(folder / "curves.jsonl")
+    assert len(curves) == len(rows)
+    for row, curve in zip(rows, curves, strict=True):
+        assert all(curve[name] == row[name] for name in ("loss", "noise", "seed", "learning_rate", "commit"))
+        assert curve["test"][-1] == row["test_last"]
+        assert curve["noisy"][-1] == row["train_last"]
+        # The first of the epochs that are best on noisy validation labels.
+        best = curve["validation"].index(max(curve["validation"]))
+        assert (row["chosen_epoch"], row["test_chosen"]) == (best + 1, curve["test"][best])
 
 
 def test_a_run_depends_on_its_settings_alone(tiny, tmp_path):
     rows, _ = tiny
-    alone = compare.run(replace(TINY, noise=(0.4,)), tmp_path / "rows.jsonl", silent)
-    assert results(alone) == results([row for row in rows if row["noise"] == 0.4])
+    alone = compare.run(levels(TINY, 0.4), tmp_path, silent)
+    for row, expected in zip(alone, [row for row in rows if row["noise"] == 0.4], strict=True):
+        # Products of two matrices at once may round otherwise than products of four: a close decision or two.
+        assert row["test_last"] == pytest.approx(expected["test_last"], abs=2.1 / 797)
+        assert row["learning_rate"] == expected["learning_rate"]
 
 
 def test_both_losses_at_temperature_one_train_alike(tmp_path):
     """With t1 = t2 = 1 the contenders share data, noise, weights, batches and gradient."""
-    recipe = replace(TINY, noise=(0.2,), t1=1.0, t2=1.0, bi_tempered_rate=TINY.logistic_rate, seeds=1)
-    logistic, ours = compare.run(recipe, tmp_path / "rows.jsonl", silent)
+    recipe = comparison(losses=(Loss("logistic"), Loss("bi-tempered", (1.0, 1.0))), levels=(0.2,), seeds=1, epochs=2)
+    logistic, ours = compare.run(recipe, tmp_path, silent)
     # Rounding may differ in the last bit, and so flip a close decision or two among 797 and 500.
     assert ours["test_last"] == pytest.approx(logistic["test_last"], abs=2.1 / 797)
     assert ours["validation_last"] == pytest.approx(logistic["validation_last"], abs=2.1 / 500)
 
 
-def test_noise_reaches_training_and_validation_but_not_test(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "rate", "wrong"), [("symmetric", 0.4, 200), ("pair-flip", 0.4, 200), ("symmetric-all", 0.4, None)]
+)
+def test_noise_reaches_training_and_validation_but_not_test(model, rate, wrong, monkeypatch, tmp_path):
     seen = []
-    real = compare.train
 
-    def spy(model, loss, parts, **options):
-        seen.append(parts)
-        return real(model, loss, parts, **options)
+    def spy(training, members, split, **options):
+        seen.append((members, split))
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(compare, "train", spy)
-    compare.run(replace(TINY, noise=(0.4,), seeds=1), tmp_path / "rows.jsonl", silent)
-    clean = load("digits", 0)
-    for parts in seen:
-        wrong = [
-            (y != y0).sum() for (_, y), (_, y0) in zip(parts, (clean.train, clean.validation, clean.test), strict=True)
-        ]
-        assert wrong == [200, 200, 0]
-    (ours_train, ours_validation, _), (train, validation, _) = seen
-    np.testing.assert_array_equal(ours_train[1], train[1])
-    np.testing.assert_array_equal(ours_validation[1], validation[1])
+    with pytest.raises(KeyboardInterrupt):
+        compare.run(comparison(levels=(rate,), seeds=1, noise_model=model), tmp_path, silent)
+    ((ours, theirs), split), clean = seen[0], load("digits", 0)
+    np.testing.assert_array_equal(split.test[1], clean.test[1])
+    for part in ("train", "validation"):
+        noisy, labels = getattr(ours, part), getattr(clean, part)[1]
+        np.testing.assert_array_equal(noisy, getattr(theirs, part))
+        changed = (noisy != labels).sum()
+        # Over all classes, a tenth of the 200 that are drawn keep their label: 180, standard deviation 4.2.
+        assert changed == wrong if wrong else abs(changed - 180) < 20
+        if model == "pair-flip":
+            assert set((noisy - labels) % 10) == {0, 1}
+
+
+def test_human_labels_follow_their_images(tmp_path):
+    rng = np.random.default_rng(0)
+    labels, people = rng.integers(0, 100, 50), rng.integers(0, 100, 50)
+    order = rng.permutation(50)
+    rows = (order[:40], order[40:])
+    np.savez(tmp_path / "cifar100n.npz", noisy_label=people, clean_label=labels)
+    split = Split(*((None, labels[part]) for part in rows), (None, None), 100, rows)
+    train, validation = compare.human_labels(split, tmp_path)
+    np.testing.assert_array_equal(train, people[rows[0]])
+    np.testing.assert_array_equal(validation, people[rows[1]])
+    with pytest.raises(DataError, match="name with --data-dir"):
+        compare.human_labels(split, None)
+
+
+def test_any_table_with_a_label_column(tmp_path):
+    rng = np.random.default_rng(0)
+    kind, numbers = rng.integers(0, 2, 200), rng.normal(size=(2, 200))
+    lines = [f"{k + 0.1 * a:.3f},{b:.3f},{'cat' if k else 'dog'}" for k, a, b in zip(kind, *numbers, strict=True)]
+    (tmp_path / "pets.csv").write_text("\n".join(["weight,noise,animal", *lines]))
+    result = invoke(
+        "compare", "--dataset", tmp_path / "pets.csv", "--label-column", "animal", "--epochs", "30", "--seeds", "1",
+        "--noise", "0,0.2", "--losses", "logistic,bi-tempered:0.5:1.5,mae", "--rates", "0.01", "--out", tmp_path,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = files.read_rows(tmp_path / "compare.jsonl")
+    assert len(rows) == 6
+    assert min(row["test_chosen"] for row in rows) > 0.9  # the classes are ten standard deviations apart
 
 
 # Interruption and resumption
 
 
 def test_an_interrupted_run_keeps_its_rows_and_goes_on(tiny, tmp_path, monkeypatch):
-    path = tmp_path / "rows.jsonl"
-
     def interrupt(done, total, text):
-        if done == 3 * TINY.epochs + 1:  # the first epoch of the fourth run
+        if done == 3:  # the first epoch of the second seed
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compare.run(TINY, path, interrupt)
-    kept = files.read_rows(path)
-    assert len(kept) == 3
+        compare.run(TINY, tmp_path, interrupt)
+    kept = files.read_rows(tmp_path / "compare.jsonl")
+    assert [row["seed"] for row in kept] == [0] * 4
 
     made = []
-    real = compare.run_one
-    monkeypatch.setattr(compare, "run_one", lambda setting, *rest: made.append(setting) or real(setting, *rest))
-    rows = compare.run(TINY, path, silent)
-    assert len(made) == len(rows) - 3
-    assert rows[:3] == kept
+    real = compare.run_seed
+    monkeypatch.setattr(compare, "run_seed", lambda *given: made.append(given[2]) or real(*given))
+    rows = compare.run(TINY, tmp_path, silent)
+    assert made == [1]
+    assert rows[:4] == kept
     assert results(rows) == results(tiny[0])
 
 
 def test_rows_of_other_settings_or_code_are_kept_but_not_used(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    recipe = replace(TINY, noise=(0.0,), seeds=1, epochs=1)
-    first = compare.run(recipe, path, silent)
+    path = tmp_path / "compare.jsonl"
+    recipe = comparison(levels=(0.0,), seeds=1, epochs=1)
+    first = compare.run(recipe, tmp_path, silent)
     files.write_rows(path, [{**first[0], "bitempered": "0.0.0", "test_last": -1}, first[1]])
-    rows = compare.run(replace(recipe, t2=3.0), path, silent)
-    assert rows[0]["test_last"] == first[0]["test_last"]
-    assert [row["t2"] for row in rows] == [1.0, 3.0]
+    other = comparison(losses=(Loss("logistic"), Loss("bi-tempered", (0.2, 3.0))), levels=(0.0,), seeds=1, epochs=1)
+    rows = compare.run(other, tmp_path, silent)
+    assert rows[0]["test_last"] == pytest.approx(first[0]["test_last"], abs=1.1 / 797)
+    assert [row["numbers"] for row in rows] == [[], [0.2, 3.0]]
     assert len(files.read_rows(path)) == 4
 
 
 def test_ctrl_c_says_where_the_rows_are(tmp_path, monkeypatch):
-    def interrupted(recipe, path, progress):
+    def interrupted(*given, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(compare, "run", interrupted)
     result = invoke(*TINY_OPTIONS, "--out", tmp_path)
     assert result.exit_code == 130
-    assert "stopped; finished runs are in" in result.stderr
+    assert f"stopped; the same command goes on from there ({tmp_path})" in result.stderr
     assert "Traceback" not in result.output
 
 
@@ -203,31 +259,34 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 
 def test_table_states_mean_and_sample_standard_deviation_of_the_rows(tiny):
     rows, _ = tiny
-    for column, row_values in (("test_last", 1), ("test_chosen", 3)):
+    for column, place in (("test_last", 1), ("test_chosen", 3)):
         values = [100 * row[column] for row in rows if row["noise"] == 0.4 and row["loss"] == "logistic"]
         expected = f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
-        assert report.cells(TINY, rows)[1][row_values] == expected
+        assert report.cells(TINY, rows)[1][place] == expected
     page = report.markdown(TINY, rows)
     assert f"| {' | '.join(report.cells(TINY, rows)[1])} |" in page
     assert "n = 2 seeds" in page
 
 
 def test_one_seed_has_no_spread(tiny):
-    recipe = replace(TINY, seeds=1)
+    recipe = replace(TINY, seeds=(0,))
     rows = [row for row in tiny[0] if row["seed"] == 0]
     assert "±" not in report.markdown(recipe, rows)
-    assert report.figure(recipe, rows).startswith(b"\x89PNG")
+    assert png(report.figure(recipe, rows)).startswith(b"\x89PNG")
 
 
 # The command line
 
 
 def test_defaults_of_the_command_are_the_recipe_s():
-    defaults = {name: p.default for name, p in inspect.signature(cli.compare).parameters.items()}
-    recipe = Comparison()
-    assert tuple(float(level) for level in defaults.pop("noise").split(",")) == recipe.noise
-    for name in ("dataset", "t1", "t2", "seeds", "epochs"):
-        assert defaults[name] == getattr(recipe, name)
+    defaults, theirs = (
+        {name: p.default for name, p in inspect.signature(function).parameters.items()}
+        for function in (cli.compare, comparison)
+    )
+    assert tuple(float(level) for level in defaults["noise"].split(",")) == theirs["levels"]
+    assert tuple(Loss.parse(loss) for loss in defaults["losses"].split(",")) == theirs["losses"]
+    for name in ("dataset", "seeds", "epochs", "rates", "noise_model", "label_column"):
+        assert defaults[name] == theirs[name]
 
 
 def test_compare_end_to_end(tmp_path):
@@ -237,23 +296,28 @@ def test_compare_end_to_end(tmp_path):
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    assert [row["noise"] for row in rows] == [0.0] * 4 + [0.4] * 4
+    assert [row["noise"] for row in rows] == [0.0, 0.0, 0.4, 0.4] * 2
     assert files.read_rows(out / "compare.jsonl") == rows
-    assert sorted(path.name for path in out.iterdir()) == ["compare.jsonl", "compare.md", "compare.png"]
+    made = ["compare.csv", "compare.jsonl", "compare.md", "compare.png", "curves.jsonl"]
+    assert sorted(path.name for path in out.iterdir()) == made
+    assert len((out / "compare.csv").read_text().splitlines()) == 1 + len(rows)
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
 
     again = invoke(*TINY_OPTIONS, "--out", out)
     assert again.exit_code == 0, again.output
     assert files.read_rows(out / "compare.jsonl") == rows  # nothing was trained again
     assert "n = 2 seeds" in again.stdout
-    assert f"{100 * statistics.mean(row['test_last'] for row in rows[4::2]):.1f} ±" in again.stdout
+    assert f"{100 * statistics.mean(row['test_last'] for row in rows[2::4]):.1f} ±" in again.stdout
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--t1", "1.5", "--t2", "1.2"], "t1 must not exceed t2"),
-        (["--dataset", "cifar"], "unknown dataset 'cifar'; there is: digits"),
+        (["--losses", "bi-tempered:1.5:1.2"], "t1 must not exceed t2"),
+        (["--losses", "hinge"], "unknown loss 'hinge'"),
+        (["--rates", "fast"], "--rates must be numbers separated by commas"),
+        (["--device", "tpu"], "--device must be cpu or cuda, got 'tpu'"),
+        (["--dataset", "cifar"], "unknown dataset 'cifar'; there is: digits, mnist"),
         (["--noise", "0,1.5"], "noise levels must be in [0, 1]"),
         (["--noise", "some"], "--noise must be numbers separated by commas, such as 0,0.2,0.4; got 'some'"),
         (["--noise", ""], "--noise must be numbers separated by commas"),
@@ -271,7 +335,7 @@ def test_bad_options_get_one_line_and_write_nothing(options, message, tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "run_one", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(compare, "run_seed", lambda *_: pytest.fail("trained"))
     (tmp_path / "file").write_text("mine")
     result = invoke(*TINY_OPTIONS, "--out", tmp_path / "file")
     assert result.exit_code == 1
@@ -287,6 +351,43 @@ def test_a_foreign_rows_file_is_refused_and_left_alone(tmp_path):
     assert "line 1 is not a JSON object" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["compare.jsonl"]
     assert (tmp_path / "compare.jsonl").read_text() == "not JSON\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dataset", "mnist", "--data-dir", "nowhere"], "mnist: there is no train-images-idx3-ubyte.gz in nowhere"),
+        (["--dataset", "pets.csv"], "pets.csv"),
+        (["--dataset", "cifar100", "--noise-model", "human", "--data-dir", "nowhere"], "cifar100: there is no"),
+    ],
+)
+def test_missing_data_gets_one_line(options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke("compare", "--out", "out", *options)
+    assert result.exit_code == 1, result.output
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_wrong_label_column_gets_one_line(tmp_path):
+    (tmp_path / "pets.csv").write_text("weight,animal\n1,cat\n2,dog\n")
+    result = invoke("compare", "--dataset", tmp_path / "pets.csv", "--out", tmp_path)
+    assert result.exit_code == 1
+    assert "label" in result.stderr
+    assert "weight, animal" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_full_disk_gets_one_line_and_leaves_nothing_half_written(tmp_path, monkeypatch):
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "replace", full)
+    result = invoke(*TINY_OPTIONS, "--out", tmp_path)
+    assert result.exit_code == 1
+    assert "No space left on device" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("module", ["typer", "rich", "torch", "sklearn", "matplotlib"])

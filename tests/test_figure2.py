@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from bitempered import cli
 from bitempered.experiments import figure2, files
-from bitempered.experiments.compare import LOSSES
 from bitempered.experiments.data import ring
+from bitempered.experiments.figure2 import LOSSES
 
 TINY = figure2.Recipe(seeds=2, points=200, steps=3, side=21)
 

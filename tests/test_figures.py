@@ -54,7 +54,8 @@ def test_reproduce_writes_a_png(tmp_path):
 def test_reproduce_names_what_there_is_for_an_unknown_figure(tmp_path):
     done = CliRunner().invoke(cli.app, ["reproduce", "figure9", "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
-    assert done.stderr == "bitempered: unknown figure 'figure9'; there is: figure1, figure2\n"
+    assert done.stderr.startswith("bitempered: unknown figure or table 'figure9'; there is: figure1, figure2, figure3")
+    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -1,12 +1,27 @@
-"""The experiments' networks: their sizes, their seeds, and that the deep one trains without batch normalisation."""
+"""The networks against PyTorch's own layers, and the GPU's convolutions, in Triton's interpreter, against them."""
 
+import os
 import sys
 import types
+from itertools import pairwise
 
 import pytest
 import torch
+from torch import nn
 
-from bitempered.experiments import models
+os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined, so before the import below
+from bitempered.experiments import fused, models
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
+
+
+def random(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def stacked(network, *seeds):
+    members = [network.initial(random(seed)) for seed in seeds]
+    return {name: torch.stack([member[name] for member in members]) for name in members[0]}
 
 
 def count(model):
@@ -34,70 +49,172 @@ def test_illustration_s_copies_do_not_mix():
         assert not weights.grad[1].any()
 
 
-# 5 x 5 filters with biases, then 7 * 7 * 64 to 1024 to 10.
-CNN = (25 * 32 + 32) + (25 * 32 * 64 + 64) + (3136 * 1024 + 1024) + (1024 * 10 + 10)
-# The stem; 9 blocks of 16; one that doubles and 8 more, twice; the dense layer; every convolution 3 x 3 with biases.
-RESNET = (
-    (9 * 3 * 16 + 16)
-    + 18 * (9 * 16 * 16 + 16)
-    + (9 * 16 * 32 + 32)
-    + 17 * (9 * 32 * 32 + 32)
-    + (9 * 32 * 64 + 64)
-    + 17 * (9 * 64 * 64 + 64)
-    + (64 * 100 + 100)
-)
+# The networks, member by member, in PyTorch's own layers
 
 
-@pytest.mark.parametrize(
-    ("make", "shape", "classes", "size"),
-    [
-        (models.mnist_cnn, (1, 28, 28), 10, CNN),
-        (lambda seed: models.resnet56(100, seed=seed), (3, 32, 32), 100, RESNET),
-    ],
-)
-def test_image_networks(make, shape, classes, size):
-    state = torch.get_rng_state()
-    first, same, other = make(seed=0), make(seed=0), make(seed=1)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert count(first) == size
-    assert first(torch.zeros(2, *shape)).shape == (2, classes)
-    pairs = list(zip(first.parameters(), same.parameters(), other.parameters(), strict=True))
-    assert all(torch.equal(a, b) for a, b, _ in pairs)
-    assert any(not torch.equal(a, c) for a, _, c in pairs)
+def filters(w, taps):
+    """From (taps * taps * inputs, outputs) to what nn.Conv2d has."""
+    return w.view(taps, taps, -1, w.shape[1]).permute(3, 2, 0, 1)
 
 
-def test_resnet56_has_56_layers_and_no_batch_normalisation():
-    model = models.resnet56(100, seed=0)
-    layers = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
-    assert len(layers) == 56
-    assert not any("Norm" in type(m).__name__ for m in model.modules())
+def cnn(weights, member):
+    """The paper's network for MNIST with one member's weights."""
+    w = {name: tensor[member] for name, tensor in weights.items()}
+    model = nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Linear(3136, 1024), nn.ReLU(), nn.Linear(1024, 10),
+    )  # fmt: skip
+    values = [
+        filters(w["filter0"][:25], 5), w["filter0"][25], filters(w["filter1"], 5), w["filter1.bias"],
+        w["dense0"].T, w["dense0.bias"][0], w["dense1"].T, w["dense1.bias"][0],
+    ]  # fmt: skip
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), values, strict=True):
+            parameter.copy_(value)
+    # Pixels first, channels last, as the dense layer's weights have them.
+    return lambda x: model[6:](model[:6](x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).flatten(1))
 
 
-def test_resnet56_begins_as_the_identity_and_learns():
-    model = models.resnet56(10, seed=0)
-    x = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(8) % 4
-    stem = torch.relu(model.stem(x))
+def residual(weights, member, channels):
+    """A residual net with one member's weights, in plain functions."""
+    w = {name: tensor[member] for name, tensor in weights.items()}
+
+    def apply(x):
+        x = x.permute(0, 3, 1, 2)
+        x = nn.functional.conv2d(x, filters(w["filter0"][:27], 3), w["filter0"][27], padding=1).relu()
+        at = 0
+        for inputs, outputs in pairwise(channels):
+            h, stride = x, outputs // inputs
+            for rows, step in ((9 * inputs, stride), (9 * outputs, 1)):
+                filter_ = filters(w["blocks"][at : at + rows * outputs].view(rows, outputs), 3)
+                bias = w["blocks"][at + rows * outputs : at + rows * outputs + outputs]
+                h = nn.functional.conv2d(h.relu(), filter_, bias, stride=step, padding=1)
+                at += rows * outputs + outputs
+            shortcut = torch.zeros_like(h)
+            shortcut[:, :inputs] = x[:, :, ::stride, ::stride]
+            x = (shortcut + h).relu()
+        assert at == len(w["blocks"])
+        return x.mean(dim=(2, 3)) @ w["dense0"] + w["dense0.bias"]
+
+    return apply
+
+
+def test_mlp_is_three_dense_layers():
+    network = models.mlp(7, 3, width=5)
+    weights = stacked(network, 0, 1)
+    x = torch.randn(4, 7, generator=random())
+    for member, logits in enumerate(network.apply(weights, x, None)):
+        w = [(weights[f"dense{i}"][member], weights[f"dense{i}.bias"][member]) for i in range(3)]
+        hidden = (x @ w[0][0] + w[0][1]).relu()
+        hidden = (hidden @ w[1][0] + w[1][1]).relu()
+        torch.testing.assert_close(logits, hidden @ w[2][0] + w[2][1])
+
+
+def test_mnist_cnn_is_the_paper_s():
+    network = models.mnist_cnn()
+    weights = stacked(network, 0, 1)
+    x = torch.randn(3, 28, 28, 1, generator=random())
+    logits = network.apply(weights, x, None)
+    assert logits.shape == (2, 3, 10)
+    for member in range(2):
+        torch.testing.assert_close(logits[member], cnn(weights, member)(x), rtol=1e-4, atol=1e-5)
+
+
+def test_mnist_cnn_drops_out_a_quarter_of_its_1024_units_in_training():
+    network = models.mnist_cnn()
+    seen = []
+
+    def drop(hidden, rate):
+        seen.append((hidden.shape, rate))
+        return hidden
+
+    network.apply(stacked(network, 0), torch.zeros(2, 28, 28, 1), drop)
+    assert seen == [((1, 2, 1024), 0.25)]
+
+
+def test_resnet_is_residual():
+    network = models.resnet56(5, blocks=1)
+    weights = stacked(network, 0, 1)
+    for tensor in weights.values():  # the blocks begin at zero: give them something to say
+        tensor += 0.1 * torch.randn(tensor.shape, generator=random())
+    x = torch.randn(2, 32, 32, 3, generator=random())
+    logits = network.apply(weights, x, None)
+    for member in range(2):
+        expected = residual(weights, member, (16, 16, 32, 64))(x)
+        torch.testing.assert_close(logits[member], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_resnet56_has_56_layers_and_their_weights():
+    weights = models.resnet56(100).initial(random())
+    # 9 blocks of 16; one that doubles and 8 more, twice; every convolution 3 x 3 with biases.
+    sizes = 18 * [(16, 16)] + [(16, 32)] + 17 * [(32, 32)] + [(32, 64)] + 17 * [(64, 64)]
+    assert 1 + len(sizes) + 1 == 56
+    assert len(weights["blocks"]) == sum(9 * inputs * outputs + outputs for inputs, outputs in sizes)
+
+
+def test_resnet56_begins_as_the_identity():
+    network = models.resnet56(10)
+    weights = stacked(network, 0)
+    x = torch.randn(1, 1, 8, 8, 16, generator=random()).relu()
+    y = models.trunk(x, weights["blocks"], (16,) * 10 + (32,) * 9 + (64,) * 9)
     # The shortcuts keep every fourth pixel and add empty channels; ReLU changes nothing that is positive.
-    torch.testing.assert_close(model.blocks(stem)[:, :16], stem[:, :, ::4, ::4], rtol=0, atol=0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    losses = []
-    for _ in range(10):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x), y)
-        losses.append(loss.item())
-        loss.backward()
-        optimizer.step()
-    assert losses[0] == pytest.approx(torch.log(torch.tensor(10.0)).item())
-    assert losses[-1] < losses[0] - 0.5
+    torch.testing.assert_close(y[..., :16], x[:, :, ::4, ::4], rtol=0, atol=0)
+    assert not y[..., 16:].any()
 
 
-def test_mnist_cnn_drops_out_a_quarter_in_training_only():
-    model = models.mnist_cnn(seed=0)
-    assert [m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)] == [0.25]
-    x = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    model.eval()
-    torch.testing.assert_close(model(x), model(x), rtol=0, atol=0)
+@pytest.mark.parametrize("network", [models.mlp(3, 2, width=4), models.mnist_cnn(), models.resnet56(10)])
+def test_weights_are_fixed_by_the_generator(network):
+    state = torch.get_rng_state()
+    first, same, other = (network.initial(random(seed)) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+    assert all(tensor.dtype == torch.float32 for tensor in first.values())
+
+
+# The GPU's convolutions
+
+
+def assert_same(fast, slow, inputs, mask_of=None):
+    """Values and derivatives in every input that has one."""
+    leaves = [x for x in inputs if torch.is_tensor(x) and x.requires_grad]
+    y, expected = fast(*inputs), slow(*inputs)
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+    g = torch.randn(y.shape, generator=random(5))
+    grads, expected_grads = (torch.autograd.grad(out, leaves, g) for out in (y, expected))
+    for leaf, grad, expected_grad in zip(leaves, grads, expected_grads, strict=True):
+        if leaf is mask_of:  # its ReLU's derivative is in it already
+            expected_grad = torch.where(leaf > 0, expected_grad, 0)
+        torch.testing.assert_close(grad, expected_grad, rtol=1e-4, atol=1e-3)
+
+
+def leaf(*shape, scale=1.0):
+    return (scale * torch.randn(shape, generator=random(len(shape)))).requires_grad_()
+
+
+@pytest.mark.parametrize("size", [5, 8])  # one that tiles do not divide, one that they do
+def test_convolution_of_each_member_s_own_images(size):
+    inputs = (leaf(2, 3, size, size, 16), leaf(2, 25 * 16, 32, scale=0.05), leaf(2, 32), 5)
+    assert_same(fused.convolve, models.convolve, inputs)
+
+
+def test_convolution_of_shared_patches():
+    x = models.patches(torch.randn(3, 6, 6, 1, generator=random()), 5)
+    assert_same(fused.convolve, models.convolve, (x, leaf(2, 32, 16), None, 1))
+
+
+def test_relu_and_pooling():
+    assert_same(fused.relu_pool, models.relu_pool, (leaf(2, 3, 4, 6, 8),))
+
+
+def test_residual_blocks():
+    channels = (16, 16, 32)
+    size = sum(fused.block_size(inputs, outputs) for inputs, outputs in pairwise(channels))
+    x = leaf(2, 2, 6, 6, 16).detach().relu().requires_grad_()
+    assert_same(fused.trunk, models.trunk, (x, leaf(2, size, scale=0.1), channels), mask_of=x)
+
+
+# ImageNet
 
 
 def test_imagenet_networks_come_from_torchvision(monkeypatch):

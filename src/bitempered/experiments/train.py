@@ -2,8 +2,8 @@
 
 A fleet is a set of members that share a network, its initial weights, the images, the order of the batches and the
 dropped units; each has a loss, wrong labels and a learning rate of its own. Their weights are stacked, so that twelve
-small networks fill a GPU that each alone would leave idle (benchmarks/fleet.md); on a GPU a whole step, from the
-gathering of the batch to the new weights, is one CUDA graph in bfloat16 over float32 weights.
+small networks fill a GPU that each alone would leave idle. There a whole step, from the gathering of the batch to the
+new weights, is one CUDA graph in bfloat16 over float32 weights.
 
 A run ends with a row of metrics per epoch. With a `checkpoint` it can be killed at any moment: the next call goes on
 from the last epoch that was saved, and on a CPU comes to the same numbers bit for bit.
@@ -32,7 +32,7 @@ __all__ = ["BadCheckpoint", "Member", "Training", "train"]
 
 OPTIMIZERS = {"adam": 2, "adadelta": 2, "sgd": 1}  # and how many numbers each keeps per weight
 SHOWN = 5_000  # training rows whose accuracy is measured after each epoch
-SAVE_SECONDS = 20  # a checkpoint is written when an epoch ends, but not more often than this
+SAVE_SECONDS = 20  # a checkpoint is written when an epoch ends, but no sooner after the last one than this
 
 METRICS = ("training_loss", "validation", "test", "clean", "noisy")  # of each member after each epoch
 Metrics = list[dict[str, Any]]  # by epoch; each value is a number or, of the members, a list

@@ -1,0 +1,318 @@
+"""The training loop: its optimisers, that members do not know of each other, and that a killed run loses nothing."""
+
+import math
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bitempered import noise
+from bitempered.experiments import train as loop
+from bitempered.experiments.data import Split, load
+from bitempered.experiments.files import read_rows
+from bitempered.experiments.losses import LOSSES, Loss
+from bitempered.experiments.train import BadCheckpoint, Fleet, Member, Training, train
+
+TINY = Training("mlp", "adam", epochs=3, batch_size=100, width=8)
+LOGISTIC, TEMPERED = Loss("logistic"), Loss("bi-tempered", (0.5, 2.0))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits", 0)
+
+
+def member(split, loss=LOGISTIC, rate=1e-2, level=0.2):
+    rng = np.random.default_rng(0)
+    labels = [noise.symmetric(y, level, rng=rng, num_classes=10) for _, y in (split.train, split.validation)]
+    return Member(loss, rate, *labels)
+
+
+def without_time(metrics):
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in metrics]
+
+
+# What a step does
+
+
+REFERENCES = {
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.01),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=1e-2, rho=0.95, eps=1e-8, weight_decay=0.01),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("loss", [LOGISTIC, TEMPERED])
+@pytest.mark.parametrize("optimizer", REFERENCES)
+def test_steps_are_those_of_torch_s_optimizers(optimizer, loss, digits):
+    training = replace(TINY, optimizer=optimizer, weight_decay=0.01)
+    one = member(digits, loss)
+    fleet = Fleet(training, [member(digits, TEMPERED, rate=1.0), one], digits, 0, torch.device("cpu"))
+    weights = [w[1].clone().requires_grad_() for w in fleet.weights]
+    reference = REFERENCES[optimizer](weights)
+    rows = torch.randperm(500, generator=torch.Generator().manual_seed(1))
+    fleet.order.copy_(rows)
+    x, y = torch.from_numpy(digits.train[0]), torch.from_numpy(one.train)
+    for batch in rows.split(100):
+        fleet.step()
+        reference.zero_grad()
+        w0, b0, w1, b1, w2, b2 = weights
+        logits = ((x[batch] @ w0 + b0).relu() @ w1 + b1).relu() @ w2 + b2
+        loss(logits, y[batch]).mean().backward()
+        reference.step()
+    for ours, expected in zip(fleet.weights, weights, strict=True):
+        # AdaDelta and Adam divide by roots of small squares, which magnifies rounding.
+        torch.testing.assert_close(ours[1], expected.detach(), rtol=1e-3, atol=1e-5)
+
+
+def test_clipping_is_by_the_norm_of_a_member_s_whole_gradient():
+    training = replace(TINY, optimizer="sgd", momentum=0.0, clip=1.0)
+    weights = [torch.zeros(2, 3), torch.zeros(2, 4)]
+    grads = [torch.tensor([[3.0, 0, 0], [0.1, 0, 0]]), torch.tensor([[4.0, 0, 0, 0], [0.2, 0, 0, 0]])]
+    slots = [[torch.zeros_like(w) for w in weights]]
+    loop.update(training, weights, weights, grads, slots, torch.ones(2), torch.tensor(0))
+    torch.testing.assert_close(weights[0], torch.tensor([[-0.6, 0, 0], [-0.1, 0, 0]]))
+    torch.testing.assert_close(weights[1], torch.tensor([[-0.8, 0, 0, 0], [-0.2, 0, 0, 0]]))
+
+
+def test_rates_rise_then_fall_by_stairs():
+    factors = loop.rate_factors(replace(TINY, warmup=4, stairs=(0.5, 0.75)), 16)
+    expected = [0.25, 0.5, 0.75] + [1.0] * 5 + [0.1] * 4 + [0.01] * 4
+    torch.testing.assert_close(factors, torch.tensor(expected))
+
+
+def test_images_are_standardised_by_channel():
+    images = torch.randint(0, 256, (50, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    prepare = loop.Preparation(images, replace(TINY, network="resnet56"), torch.device("cpu"))
+    seen = prepare(images.permute(0, 2, 3, 1), torch.float32)
+    torch.testing.assert_close(seen.mean(dim=(0, 1, 2)), torch.zeros(3), rtol=0, atol=1e-5)
+    torch.testing.assert_close(seen.std(dim=(0, 1, 2)), torch.ones(3), rtol=1e-4, atol=0)
+    flat = loop.Preparation(images, TINY, torch.device("cpu"))(images, torch.float32)
+    torch.testing.assert_close(flat.view(50, 3, 4, 4), seen.permute(0, 3, 1, 2))
+
+
+def test_augmentation_moves_and_mirrors():
+    x = torch.arange(1.0, 101).view(1, 10, 10, 1).expand(200, -1, -1, -1)
+    seen = loop.shift_and_mirror(x, torch.Generator().manual_seed(0))
+    padded = torch.nn.functional.pad(x[0, :, :, 0], (4, 4, 4, 4))
+    views = {}
+    for dy in range(9):
+        for dx in range(9):
+            view = padded[dy : dy + 10, dx : dx + 10]
+            views[view.numpy().tobytes()] = (dy, dx, False)
+            views[view.flip(1).numpy().tobytes()] = (dy, dx, True)
+    drawn = [views[image[:, :, 0].numpy().tobytes()] for image in seen]  # a KeyError if it is none of them
+    assert {dy for dy, _, _ in drawn} == {dx for _, dx, _ in drawn} == set(range(9))
+    assert 70 < sum(mirrored for _, _, mirrored in drawn) < 130  # of 200, four standard deviations
+
+
+def test_dropout_is_the_same_for_every_member(digits):
+    fleet = Fleet(TINY, [member(digits)], digits, 0, torch.device("cpu"))
+    fleet.generator.manual_seed(0)
+    kept = fleet.drop(torch.ones(3, 40, 100), 0.25)
+    assert torch.equal(kept[0], kept[1])
+    assert kept.unique().tolist() == [0.0, pytest.approx(4 / 3)]
+    assert (kept == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)  # of 4,000, four standard deviations
+
+
+# What a run gives
+
+
+def test_a_member_does_not_depend_on_the_others(digits):
+    one, other = member(digits, LOGISTIC), member(digits, TEMPERED, level=0.4)
+    together = train(TINY, [other, one, other], digits, seed=3)
+    alone = train(TINY, [one], digits, seed=3)
+    for row, expected in zip(together, alone, strict=True):
+        assert row["training_loss"][1] == pytest.approx(expected["training_loss"][0], abs=2e-6)
+        for name in ("validation", "test", "clean", "noisy"):
+            assert row[name][1] == pytest.approx(expected[name][0], abs=1.1 / 500)  # one close decision
+        assert row["test"][0] == row["test"][2]
+
+
+def test_metrics_are_what_they_say(digits):
+    """Against predictions of the last weights, made by hand."""
+    one = member(digits, level=0.4)
+    fleet = Fleet(TINY, [one], digits, 0, torch.device("cpu"))
+    row = fleet.epoch(1)
+
+    def predict(x):
+        w0, b0, w1, b1, w2, b2 = (w[0] for w in fleet.weights)
+        return (((torch.from_numpy(x) @ w0 + b0).relu() @ w1 + b1).relu() @ w2 + b2).argmax(dim=1).numpy()
+
+    for name, x, y in [
+        ("clean", digits.train[0], digits.train[1]),
+        ("noisy", digits.train[0], one.train),
+        ("validation", digits.validation[0], one.validation),
+        ("test", *digits.test),
+    ]:
+        assert row[name] == [pytest.approx((predict(x) == y).mean(), abs=1e-6)]
+
+
+def test_a_run_stops_after_its_steps(digits):
+    metrics = train(replace(TINY, epochs=10, steps=7), [member(digits)], digits, seed=0)
+    assert [row["step"] for row in metrics] == [5, 7]
+
+
+def test_a_loss_that_is_not_finite_is_null(digits):
+    metrics = train(replace(TINY, optimizer="sgd", epochs=1), [member(digits, rate=1e30)], digits, seed=0)
+    assert metrics[0]["training_loss"] == [None]
+
+
+@pytest.mark.parametrize("network", ["mnist_cnn", "resnet56"])
+def test_image_networks_learn(network):
+    """Two classes that differ in brightness; a few steps tell them apart."""
+    rng = np.random.default_rng(0)
+    shape = (1, 28, 28) if network == "mnist_cnn" else (3, 32, 32)
+
+    def part(n):
+        labels = np.arange(n) % 2
+        return (rng.integers(0, 100, (n, *shape)) + 100 * labels[:, None, None, None]).astype(np.uint8), labels
+
+    split = Split(part(16), part(8), part(8), 10)
+    training = Training(network, "adam", epochs=4, batch_size=8)
+    (x, y), (_, validation) = split.train, split.validation
+    assert x.shape[1:] == shape
+    metrics = train(training, [Member(LOGISTIC, 1e-3, y, validation)], split, seed=0)
+    assert metrics[-1]["training_loss"][0] < 0.6 * metrics[0]["training_loss"][0]
+
+
+# Killed and resumed
+
+
+def test_a_run_that_stops_goes_on_bit_for_bit(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0)
+    members = [member(digits), member(digits, TEMPERED)]
+    whole = train(TINY, members, digits, seed=1)
+
+    def stop(epoch, metrics):
+        if epoch == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(TINY, members, digits, seed=1, checkpoint=tmp_path / "run", on_epoch=stop)
+    epochs = []
+    again = train(
+        TINY, members, digits, seed=1, checkpoint=tmp_path / "run", on_epoch=lambda epoch, _: epochs.append(epoch)
+    )
+    assert epochs == [3]
+    assert without_time(again) == without_time(whole)
+
+
+def test_sigkill_at_a_random_moment_loses_nothing(tmp_path):
+    """The command line's own run, killed three times, ends with the rows of one that was not."""
+    code = """
+import sys
+from bitempered import cli
+from bitempered.experiments import train
+train.SAVE_SECONDS = 0
+sys.argv = ["bitempered", "compare", "--epochs", "12", "--seeds", "2", "--noise", "0.4", "--out", sys.argv[1]]
+cli.main()
+"""
+    wait = np.random.default_rng().uniform(0.05, 0.6, 3)  # after the first checkpoint is there
+    print("killed after", wait)
+
+    def start(folder):
+        return subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.DEVNULL)
+
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    for delay in wait:
+        process = start(killed)
+        end = time.monotonic() + 60
+        while not list(killed.glob("*.checkpoint")) and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    for folder in (killed, whole):
+        assert start(folder).wait(timeout=120) == 0
+    for name in ("compare.jsonl", "curves.jsonl"):
+        rows, expected = (read_rows(folder / name) for folder in (killed, whole))
+        for row in (*rows, *expected):
+            row.pop("fleet_seconds", None)
+        assert rows == expected
+        assert rows
+    assert not list(killed.glob("*.checkpoint"))
+
+
+def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path):
+    path = tmp_path / "run"
+    train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
+    for training, members, seed in [
+        (replace(TINY, epochs=4), [member(digits)], 0),
+        (TINY, [member(digits, rate=2e-2)], 0),
+        (TINY, [member(digits)], 1),
+    ]:
+        with pytest.raises(BadCheckpoint, match=r"run is of another run than this; delete it"):
+            train(training, members, digits, seed=seed, checkpoint=path)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half"])
+def test_a_damaged_checkpoint_is_refused(content, digits, tmp_path):
+    path = tmp_path / "run"
+    path.write_bytes(content)
+    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or a damaged one"):
+        train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
+    assert path.read_bytes() == content
+
+
+def test_checkpoints_execute_nothing(digits, tmp_path):
+    path = tmp_path / "run"
+    torch.save({"identity": print}, path)
+    with pytest.raises(BadCheckpoint):
+        train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    "text", ["logistic", "bi-tempered:0.5:4", "tsallis:0.5:2", "t-logistic:1.5", "gce:0.7", "sce:1:0.5", "mae"]
+)
+def test_every_loss_has_a_value_for_each_row(text):
+    loss = Loss.parse(text)
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    values = loss(logits, torch.tensor([0, 1, 2, 0]))
+    function, names = LOSSES[loss.name]
+    expected = [function(row, torch.tensor(y), *loss.numbers) for row, y in zip(logits, [0, 1, 2, 0], strict=True)]
+    torch.testing.assert_close(values, torch.stack(expected))
+    assert len(names) == text.count(":")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hinge", "unknown loss 'hinge'; there is: logistic, bi-tempered"),
+        ("bi-tempered", r"bi-tempered takes 2 numbers, written bi-tempered:t1:t2; got \[\]"),
+        ("logistic:1", "logistic takes 0 numbers"),
+        ("gce:much", "cannot use the loss 'gce:much'"),
+        ("bi-tempered:1.5:1.2", "t1 must not exceed t2"),
+        ("gce:2", "q must be"),
+    ],
+)
+def test_bad_losses_are_refused_before_any_work(text, message):
+    with pytest.raises(ValueError, match=message):
+        Loss.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'; there is: adam, adadelta, sgd"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ],
+)
+def test_bad_settings_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **change)
+
+
+def test_a_network_that_is_not_there_is_refused(digits):
+    with pytest.raises(ValueError, match="unknown network 'vgg'; there is: mlp, mnist_cnn, resnet56"):
+        train(replace(TINY, network="vgg"), [member(digits)], digits, seed=0)
+    assert math.isinf(TINY.clip)
