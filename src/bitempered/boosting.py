@@ -1,0 +1,190 @@
+"""The bi-tempered logistic loss as objective and evaluation metric of XGBoost (>= 2.1) and LightGBM (>= 4).
+
+Importing this needs NumPy alone. What the functions return can be pickled, and serves the native interface and the
+scikit-learn wrapper of its library alike. Both libraries then hand out raw scores, or turn them into probabilities by
+their own softmax: ask for the scores and take `bitempered.numpy.tempered_softmax(scores, t2)`, or for two classes
+`tempered_sigmoid`; examples/xgboost_digits.py and examples/lightgbm_digits.py do.
+"""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bitempered import core
+from bitempered.checks import check_temperatures
+from bitempered.numpy import bi_tempered_logistic_loss, xp
+
+__all__ = ["lightgbm_metric", "lightgbm_objective", "xgboost_metric", "xgboost_objective"]
+
+Array = NDArray[np.float64]
+
+
+def xgboost_objective(t1: float, t2: float, num_class: int) -> Callable[..., tuple[Array, Array]]:
+    """The loss as an objective of XGBoost: `xgb.train(..., obj=)` or `XGBClassifier(objective=)`.
+
+    The gradient is that of `bitempered.numpy.loss_and_grad`. Trees divide it by a second derivative in each score
+    alone, which for this loss may be negative: bounded where t1 < 1, it cannot be convex. What stands in its place is
+    its mean over labels drawn from the model's own y_hat,
+
+        h_i = d_i (1 - e_i)^2 + e_i^2 sum_{j != i} d_j,    d = y_hat^(2 t2 - t1),    e = y_hat^t2 / sum y_hat^t2
+
+    which is the diagonal of the Gauss-Newton matrix: never negative, the same for right and wrong labels, and
+    y_hat_i (1 - y_hat_i) at t1 = t2 = 1. For more than two classes it is doubled, as XGBoost's own is because the trees
+    of all classes step at once; and it is at least 1e-16. So (1, 1) makes the trees of `multi:softprob`, or of
+    `binary:logistic`, that start at the same scores.
+
+    Sums of h are what `lambda` and `min_child_weight` are compared with, and at the first round h is
+    K^(1 + t1 - 2 t2) times that of the logistic loss: scale the two likewise.
+
+    Args:
+        t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
+        t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
+        num_class: the number K of classes, labelled 0 to K - 1. For 2 there is one score a per example, the softmax
+            is that of (0, a), and XGBoost is told no num_class; of `xgb.train` ask for base_score=0, since its 0.5
+            would be a score. For more, tell XGBoost the same num_class.
+
+    Returns:
+        A callable that takes (scores, DMatrix) or (labels, scores, sample_weight=None), scores being (n, K), or (n)
+        for two classes, and returns gradient and h in the shape of the scores, both times the weights.
+
+    >>> gradient, h = xgboost_objective(1.0, 1.0, 3)(np.array([0]), np.zeros((1, 3)))
+    >>> gradient.round(4), h.round(4)
+    (array([[-0.6667,  0.3333,  0.3333]]), array([[0.4444, 0.4444, 0.4444]]))
+    """
+    return _Objective(t1, t2, num_class, 2.0 if num_class > 2 else 1.0)
+
+
+def lightgbm_objective(t1: float, t2: float, num_class: int) -> Callable[..., tuple[Array, Array]]:
+    """The loss as an objective of LightGBM: `lgb.train({"objective": ...})` or `LGBMClassifier(objective=)`.
+
+    As `xgboost_objective`, but that for more than two classes h is multiplied by K / (K - 1), as LightGBM does: (1, 1)
+    makes the trees of `multiclass`, or of `binary`, with boost_from_average=False. LightGBM starts a custom objective
+    at scores of 0, or at `init_score`. The parameters to scale are `lambda_l2` and `min_sum_hessian_in_leaf`.
+
+    Returns:
+        A callable that takes (scores, Dataset) or (labels, scores, weight=None), and otherwise is that of XGBoost.
+
+    >>> _, h = lightgbm_objective(1.0, 1.0, 3)(np.array([0]), np.zeros((1, 3)))
+    >>> h.round(4)
+    array([[0.3333, 0.3333, 0.3333]])
+    """
+    return _Objective(t1, t2, num_class, num_class / (num_class - 1) if num_class > 2 else 1.0)
+
+
+def xgboost_metric(t1: float, t2: float, num_class: int) -> Callable[..., Any]:
+    """The mean loss as a metric of XGBoost: `xgb.train(..., custom_metric=)` or `XGBClassifier(eval_metric=)`.
+
+    For use with `xgboost_objective`: under a built-in objective XGBoost hands over probabilities instead of scores.
+
+    Returns:
+        A callable that takes (scores, DMatrix) and returns a name and the mean, weighted where there are weights; or
+        takes (labels, scores, sample_weight=None) and returns the mean alone, as each interface wants it.
+
+    >>> round(xgboost_metric(1.0, 1.0, 3)(np.array([0]), np.zeros((1, 3))), 4)
+    1.0986
+    """
+    return _XGBoostMetric(t1, t2, num_class)
+
+
+def lightgbm_metric(t1: float, t2: float, num_class: int) -> Callable[..., tuple[str, float, bool]]:
+    """The mean loss as a metric of LightGBM: `lgb.train(..., feval=)` or `LGBMClassifier().fit(eval_metric=)`.
+
+    For use with `lightgbm_objective`: under a built-in objective LightGBM hands over probabilities instead of scores.
+
+    Returns:
+        A callable that takes (scores, Dataset) or (labels, scores, weight=None) and returns a name, the mean, weighted
+        where there are weights, and False: less is better.
+    """
+    return _LightGBMMetric(t1, t2, num_class)
+
+
+NAME = "bi_tempered_loss"  # of the metric, in the libraries' logs
+FLOOR = 1e-16  # XGBoost's own, of binary:logistic: gradients are at most 2, so that no leaf overflows float32
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """What objectives and metrics share. No closures: scikit-learn's tools clone and pickle estimators."""
+
+    t1: float
+    t2: float
+    num_class: int
+
+    def __post_init__(self) -> None:
+        for name, t in zip(("t1", "t2"), check_temperatures(self.t1, self.t2), strict=True):
+            object.__setattr__(self, name, t)  # a Python float, whatever kind of number came
+        if operator.index(self.num_class) < 2:
+            raise ValueError(f"num_class must be at least 2, got {self.num_class}")
+
+    def _examples(self, first: Any, second: Any, weight: ArrayLike | None) -> tuple[Array, NDArray[np.int64], Array]:
+        """Logits (n, K) in float64, class indices (n) and weights (n), from the arguments of either interface."""
+        if hasattr(second, "get_label"):  # native: scores and a DMatrix or Dataset
+            labels, scores, weight = second.get_label(), first, second.get_weight()
+        else:
+            labels, scores = first, second
+        labels, a = np.asarray(labels), np.asarray(scores, dtype=np.float64)
+        n, classes = len(labels), self.num_class
+        shape, told = ((n,), "no num_class") if classes == 2 else ((n, classes), "the same num_class")
+        if a.shape != shape:
+            raise ValueError(
+                f"num_class = {classes} needs scores of shape {shape} for {n} labels, got {a.shape}:"
+                f" give {told} to the library"
+            )
+        if not np.isin(labels, np.arange(classes)).all():
+            seen = f"values from {labels.min():g} to {labels.max():g}"
+            raise IndexError(f"labels must be class indices from 0 to {classes - 1}, got {seen}")
+        if classes == 2:
+            a = np.stack((np.zeros(n), a), axis=1)
+        w = np.ones(n) if weight is None or np.size(weight) == 0 else np.asarray(weight, dtype=np.float64)
+        if w.shape != (n,):
+            raise ValueError(f"weights must be one for each of the {n} labels, got shape {w.shape}")
+        return a, labels.astype(np.int64), w
+
+    def _mean(self, first: Any, second: Any, weight: ArrayLike | None) -> float:
+        a, labels, w = self._examples(first, second, weight)
+        return float(np.average(bi_tempered_logistic_loss(a, labels, self.t1, self.t2), weights=w))
+
+
+@dataclass(frozen=True)
+class _Objective(_Loss):
+    factor: float  # that the library gives h
+
+    def __call__(self, first: Any, second: Any, sample_weight: ArrayLike | None = None) -> tuple[Array, Array]:
+        a, labels, w = self._examples(first, second, sample_weight)
+        gradient, h = _gradient_and_curvature(a, labels, self.t1, self.t2)
+        gradient, h = w[:, None] * gradient, w[:, None] * np.maximum(self.factor * h, FLOOR)
+        return (gradient, h) if self.num_class > 2 else (gradient[:, 1], h[:, 1])
+
+
+@dataclass(frozen=True)
+class _XGBoostMetric(_Loss):
+    __name__ = NAME  # the scikit-learn wrapper asks for it
+
+    def __call__(self, first: Any, second: Any, sample_weight: ArrayLike | None = None) -> float | tuple[str, float]:
+        mean = self._mean(first, second, sample_weight)
+        return (NAME, mean) if hasattr(second, "get_label") else mean
+
+
+@dataclass(frozen=True)
+class _LightGBMMetric(_Loss):
+    def __call__(self, first: Any, second: Any, weight: ArrayLike | None = None) -> tuple[str, float, bool]:
+        return NAME, self._mean(first, second, weight), False
+
+
+def _gradient_and_curvature(a: Array, labels: NDArray[np.int64], t1: float, t2: float) -> tuple[Array, Array]:
+    """The gradient of each row's loss in its logits, and h of `xgboost_objective`, not multiplied, from one solve."""
+    y = (np.arange(a.shape[1]) == labels[:, None]).astype(np.float64)
+    with np.errstate(all="ignore"):  # exp underflows, and the log of a class outside the support is -inf
+        u = core.gaps(a, axis=1, xp=xp)
+        steps = core.newton_steps(t2, a.shape[1], float(np.finfo(a.dtype).eps))
+        m = core.normalizer(u, t2, steps=steps, axis=1, xp=xp)
+        log_p, inside = core.log_probs(u, m, t2, xp=xp), core.support(u, m, t2, xp=xp)
+        e = core.escort(log_p, t2, inside=inside, axis=1, xp=xp)
+        gradient = core.gradient(y, log_p, t1, t2, e=e, inside=inside, axis=1, xp=xp)
+        # 0^0 = 1 at the edge of the support as in `escort`, which is y_hat^0 where 2 t2 - t1 is 0.
+        d = np.where(log_p == -np.inf, (t2 == 0) & inside, np.exp((2 * t2 - t1) * log_p))
+        return gradient, d * (1 - e) ** 2 + e**2 * (d.sum(axis=1, keepdims=True) - d)
