@@ -1,0 +1,368 @@
+"""bitempered.sklearn: its optimum against the 50-digit oracle and LogisticRegression, and scikit-learn's own checks."""
+
+import math
+import pickle
+import subprocess
+import sys
+
+import mpmath as mp
+import numpy as np
+import oracle
+import pytest
+import torch
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_iris, make_classification, make_moons
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from test_numpy import PAIRS, error
+
+import bitempered.numpy as bt
+import bitempered.torch as bt_torch
+from bitempered.sklearn import BiTemperedLogisticRegression, BiTemperedMLPClassifier, _Objective
+
+RNG = np.random.default_rng(0)
+SMALL = BiTemperedMLPClassifier(hidden_layer_sizes=16, learning_rate_init=0.05, max_iter=20, random_state=0)
+
+# Batches of other examples, and sums in float32 of more or fewer terms, end in other weights.
+EXPECTED = {
+    ("BiTemperedMLPClassifier", f"check_sample_weight_equivalence_on_{kind}_data") for kind in ("dense", "sparse")
+}
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@parametrize_with_checks([BiTemperedLogisticRegression(), BiTemperedLogisticRegression(1.0, 1.0), SMALL])
+def test_scikit_learns_checks(estimator, check):
+    if (type(estimator).__name__, getattr(check, "func", check).__name__) in EXPECTED:
+        with pytest.raises(AssertionError, match="not equivalent to fitting with removed or repeated"):
+            check(estimator)
+    else:
+        check(estimator)
+
+
+def problem(classes):
+    X, y = make_classification(300, 8, n_informative=5, n_classes=classes, flip_y=0.2, random_state=0)
+    return X * np.logspace(-1, 1, 8) + 1, np.array(["b", "a", "d", "c"])[y]  # features of unlike scales, named classes
+
+
+WEIGHTED = {
+    "plain": ({}, None),
+    "sample_weight": ({}, RNG.integers(4, size=300) / 2),
+    "dict": ({"class_weight": {"a": 3.0, "b": 0.5}}, None),
+    "balanced": ({"class_weight": "balanced"}, RNG.integers(4, size=300) / 2),
+    "no intercept": ({"fit_intercept": False, "C": 0.1}, None),
+}
+
+
+@pytest.mark.parametrize("options", WEIGHTED)
+@pytest.mark.parametrize("container", [np.asarray, sparse.csr_array])
+@pytest.mark.parametrize("classes", [2, 4])
+def test_at_one_it_is_logistic_regression(classes, container, options):
+    X, y = problem(classes)
+    options, weight = WEIGHTED[options]
+    want = LogisticRegression(tol=1e-8, max_iter=10_000, **options).fit(X, y, weight)
+    got = BiTemperedLogisticRegression(1.0, 1.0, tol=1e-8, **options).fit(container(X), y, weight)
+    assert got.classes_.tolist() == want.classes_.tolist()
+    assert got.coef_.shape == want.coef_.shape
+    assert got.n_iter_.shape == want.n_iter_.shape
+    np.testing.assert_allclose(got.coef_, want.coef_, atol=1e-4)
+    np.testing.assert_allclose(got.intercept_, want.intercept_, atol=1e-4)
+    np.testing.assert_allclose(got.decision_function(container(X)), want.decision_function(X), atol=1e-3)
+    np.testing.assert_allclose(got.predict_log_proba(X), want.predict_log_proba(X), atol=1e-3)
+    # Next to 1 the minimum is next to that at 1, though the way there is another.
+    near = BiTemperedLogisticRegression(1 - 1e-6, 1 + 1e-6, tol=1e-8, **options).fit(X, y, weight)
+    np.testing.assert_allclose(near.coef_, want.coef_, atol=2e-4)
+
+
+def test_more_features_than_are_preconditioned():
+    X, y = sparse.random_array((60, 2100), density=0.05, rng=np.random.default_rng(0)), np.arange(60) % 3
+    want = LogisticRegression(tol=1e-8, max_iter=1000).fit(X, y)
+    got = BiTemperedLogisticRegression(1.0, 1.0, tol=1e-8).fit(X, y)
+    np.testing.assert_allclose(got.coef_, want.coef_, atol=1e-4)
+
+
+def test_features_that_repeat_others_or_are_zero():
+    X, y = problem(4)
+    twice = np.hstack((X, X, np.zeros((300, 1))))
+    for C in (1.0, np.inf):  # without a penalty there are many minima, and all predict the same
+        once = BiTemperedLogisticRegression(C=2 * C, tol=1e-8).fit(X, y)
+        got = BiTemperedLogisticRegression(C=C, tol=1e-8).fit(twice, y)
+        np.testing.assert_allclose(got.predict_proba(twice), once.predict_proba(X), atol=1e-6)
+
+
+EXAMPLES = np.hstack((RNG.normal(size=(12, 2)), np.ones((12, 1))))
+WEIGHTS = RNG.uniform(0.5, 2, size=12)
+LABELS = {2: np.arange(12) % 2, 3: RNG.permutation(12) % 3}
+PENALTY = np.array([[0.1], [0.1], [0.0]])
+
+
+@pytest.mark.parametrize(("t1", "t2"), PAIRS)
+@pytest.mark.parametrize("classes", LABELS)
+def test_objective_equals_the_oracle_and_its_gradient_finite_differences(classes, t1, t2):
+    labels, rng = LABELS[classes], np.random.default_rng(0)
+    theta = rng.normal(size=(3, 1 if classes == 2 else 3))
+    objective = _Objective(EXAMPLES, labels, WEIGHTS, PENALTY, theta, t1, t2)
+    # From far to near, so that the tangent of one is the start of the next: each value is as exact as the first.
+    for size in (0.0, 2.0, 1.0, 1e-3, 0.0):
+        z = size * rng.normal(size=theta.size)
+        value, gradient = objective(z)
+        fresh = _Objective(EXAMPLES, labels, WEIGHTS, PENALTY, theta, t1, t2)(z)
+        np.testing.assert_allclose(value, fresh[0], rtol=1e-13)
+        np.testing.assert_allclose(gradient, fresh[1], rtol=1e-11, atol=1e-13)
+    a = EXAMPLES @ theta
+    rows = (np.hstack((0 * a, a)) if classes == 2 else a).tolist()
+    exact = [
+        oracle.loss_and_gradient(r, np.eye(classes)[y].tolist(), t1, t2)[0] for r, y in zip(rows, labels, strict=True)
+    ]
+    total = mp.fsum(w * x for w, x in zip(WEIGHTS.tolist(), exact, strict=True)) + float(np.sum(PENALTY * theta**2)) / 2
+    assert error(value * objective.scale, [total]) <= 1e-12
+    numerical = [(objective(1e-5 * e)[0] - objective(-1e-5 * e)[0]) / 2e-5 for e in np.eye(theta.size)]
+    np.testing.assert_allclose(gradient, numerical, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("t1", "t2"), [(0.8, 1.2), (0.5, 2.0), (1.3, 1.6), (1.5, 1.5), (0.7, 0.7)])
+@pytest.mark.parametrize("classes", LABELS)
+def test_optimum_is_stationary_by_the_oracle(classes, t1, t2):
+    X, y = EXAMPLES[:, :2], LABELS[classes]
+    model = BiTemperedLogisticRegression(t1, t2, C=2.0, tol=1e-9).fit(X, y, sample_weight=WEIGHTS)
+    logits = model.decision_function(X).reshape(12, -1)
+    if classes == 2:
+        logits = np.hstack((np.zeros_like(logits), logits))
+    by_logits = np.array(
+        [
+            [float(g) for g in oracle.loss_and_gradient(a, np.eye(classes)[label].tolist(), t1, t2)[1]]
+            for a, label in zip(logits.tolist(), y, strict=True)
+        ]
+    )[:, -len(model.coef_) :]
+    weighted = 2.0 * WEIGHTS[:, None] * by_logits
+    np.testing.assert_allclose(weighted.T @ X + model.coef_, 0, atol=1e-6)
+    np.testing.assert_allclose(weighted.sum(axis=0), 0, atol=1e-6)
+    assert abs(model.coef_).max() > 0.05  # not stationary for want of anything to fit
+
+
+def test_probabilities_are_the_tempered_softmax():
+    X, y = load_iris(return_X_y=True)
+    for t2 in (0.5, 1.2):
+        model = BiTemperedLogisticRegression(0.5, t2).fit(X, y)
+        logits = X[::30] @ model.coef_.T + model.intercept_
+        exact = [p for a in logits.tolist() for p in oracle.softmax(a, t2)]
+        p = model.predict_proba(X[::30])
+        assert error(p, exact) <= 1e-12
+        np.testing.assert_array_equal(np.isneginf(model.predict_log_proba(X[::30])), p == 0)
+        np.testing.assert_array_equal(model.predict(X), model.classes_[model.predict_proba(X).argmax(axis=1)])
+        assert (p == 0).any() == (t2 < 1)
+
+
+def test_outliers_move_logistic_regression_but_not_this():
+    """2% of the examples lie far off on the wrong side of the line that separates the rest."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        X = rng.normal(size=(4400, 2))
+        y = X.sum(axis=1) + rng.normal(scale=0.1, size=4400) > 0
+        clean, truth = X[400:], y[400:]
+        X[:8], y[:8] = rng.normal(loc=(8, 0), scale=0.5, size=(8, 2)), False
+        for C in (1.0, 10.0):
+            logistic = LogisticRegression(C=C).fit(X[:400], y[:400]).score(clean, truth)
+            robust = BiTemperedLogisticRegression(0.5, 2.0, C=C).fit(X[:400], y[:400]).score(clean, truth)
+            assert logistic < 0.9
+            assert robust > 0.96
+
+
+def test_the_same_in_every_run_and_from_a_warm_start():
+    X, y = problem(4)
+    model = BiTemperedLogisticRegression(0.5, 2.0, tol=1e-6, warm_start=True).fit(X, y)
+    first, iterations = model.coef_.copy(), model.n_iter_[0]
+    np.testing.assert_array_equal(clone(model).fit(X, y).coef_, first)
+    assert model.fit(X, y).n_iter_[0] < iterations / 10
+    np.testing.assert_allclose(model.coef_, first, atol=1e-4)
+    # At a convex pair every start has the same end.
+    cold = BiTemperedLogisticRegression(1.3, 1.3, tol=1e-9).fit(X, y)
+    warm = model.set_params(t1=1.3, t2=1.3, tol=1e-9).fit(X, y)
+    np.testing.assert_allclose(warm.coef_, cold.coef_, atol=1e-5)
+    with pytest.raises(ValueError, match=r"shape \(4, 3\) for these examples, got \(4, 8\) from the last fit"):
+        model.fit(X[:, :3], y)
+
+
+def test_warns_when_iterations_run_out():
+    X, y = problem(4)
+    for temperatures in ((1.0, 1.0), (0.5, 2.0)):
+        for max_iter in (1, 3, 12):
+            model = BiTemperedLogisticRegression(*temperatures, max_iter=max_iter, tol=1e-9)
+            with pytest.warns(ConvergenceWarning, match=f"stopped after {max_iter} iterations before it converged"):
+                assert model.fit(X, y).n_iter_ == [max_iter]
+    with pytest.warns(ConvergenceWarning, match="stopped at max_iter = 2 epochs before it converged"):
+        assert clone(SMALL).set_params(max_iter=2).fit(X, y).n_iter_ == 2
+
+
+@pytest.mark.parametrize("estimator", [BiTemperedLogisticRegression(), SMALL])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_in_a_pipeline_a_search_and_a_calibration(estimator):
+    X, y = problem(2)
+    name = type(estimator).__name__.lower()
+    grid = {f"{name}__t1": [0.5, 1.0], f"{name}__t2": [1.0, 2.0]}
+    grid |= {f"{name}__C": [0.1, 1.0]} if isinstance(estimator, BiTemperedLogisticRegression) else {}
+    search = GridSearchCV(make_pipeline(StandardScaler(), estimator), grid, cv=2, scoring="neg_log_loss").fit(X, y)
+    assert set(grid) == set(search.best_params_)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    assert search.best_estimator_.score(X, y) > 0.7
+    calibrated = CalibratedClassifierCV(estimator, cv=2).fit(X, y, sample_weight=np.ones(300))
+    np.testing.assert_allclose(calibrated.predict_proba(X).sum(axis=1), 1)
+    assert calibrated.score(X, y) > 0.7
+
+
+def test_pickles_and_predicts_without_torch(tmp_path):
+    """Where PyTorch cannot be imported, both predict what they did here, and only the network cannot be fitted."""
+    X, y = make_moons(60, noise=0.1, random_state=0)
+    models = BiTemperedLogisticRegression().fit(X, y), clone(SMALL).set_params(tol=0.1).fit(X, y)
+    (tmp_path / "models").write_bytes(pickle.dumps((models, X, [model.predict_proba(X) for model in models])))
+    code = """
+import pickle, sys
+
+class NoTorch:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, NoTorch())
+models, X, want = pickle.load(open(sys.argv[1], "rb"))
+for model, p in zip(models, want):
+    assert (model.predict_proba(X) == p).all()
+    try:
+        model.fit(X, X[:, 0] > 0)
+    except ImportError as error:
+        print(type(model).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "models"], capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "BiTemperedMLPClassifier BiTemperedMLPClassifier needs PyTorch, which is not installed:"
+        " pip install 'bitempered[torch]'\n"
+    )
+
+
+# The network
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_network_is_trained_as_torch_would(classes):
+    """Adam on bitempered.torch's loss and an explicit penalty, from the same weights and in the same order."""
+    X, y = problem(classes)
+    X, weight = StandardScaler().fit_transform(X).astype(np.float32), np.linspace(0.5, 2, 300)
+    model = BiTemperedMLPClassifier(
+        0.5, 1.5, hidden_layer_sizes=(5, 4), alpha=3.0, batch_size=100, max_iter=3, random_state=0
+    ).fit(X, y, weight)
+
+    rng = np.random.RandomState(0)
+    layers = []
+    for before, after in [(8, 5), (5, 4), (4, 1 if classes == 2 else 4)]:
+        limit = math.sqrt(6 / (before + after))
+        layers.append(torch.nn.Linear(before, after))
+        layers[-1].weight.data = torch.tensor(rng.uniform(-limit, limit, (before, after)).T, dtype=torch.float32)
+        layers[-1].bias.data.zero_()
+    net = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    inputs, target = torch.from_numpy(X), torch.from_numpy(np.unique(y, return_inverse=True)[1])
+    w = torch.from_numpy(weight / weight.mean()).float()
+    for _ in range(3):
+        for rows in np.split(rng.permutation(300), 3):
+            out = net(inputs[rows])
+            if classes == 2:
+                loss = bt_torch.bi_tempered_binary_logistic_loss(
+                    out[:, 0], target[rows].float(), 0.5, 1.5, reduction="none"
+                )
+            else:
+                loss = bt_torch.bi_tempered_logistic_loss(out, target[rows], 0.5, 1.5, reduction="none")
+            penalty = 3.0 / 2 * sum(layer.weight.square().sum() for layer in layers) / 100
+            optimizer.zero_grad()
+            ((w[rows] * loss).mean() + penalty).backward()
+            optimizer.step()
+    for layer, coef, intercept in zip(layers, model.coefs_, model.intercepts_, strict=True):
+        # float32 gradients near 0 have rounding in their sign, which is what the first steps of Adam follow.
+        np.testing.assert_allclose(coef, layer.weight.detach().T, atol=1e-4)
+        np.testing.assert_allclose(intercept, layer.bias.detach(), atol=1e-4)
+    logits = net(inputs).detach().double().numpy()
+    logits = np.hstack((0 * logits, logits)) if classes == 2 else logits
+    np.testing.assert_allclose(model.predict_proba(X), bt.tempered_softmax(logits, 1.5), atol=1e-3)
+
+
+def test_network_learns_what_is_not_linear_and_leaves_torch_alone():
+    X, y = make_moons(400, noise=0.1, random_state=0)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    model = clone(SMALL).set_params(max_iter=300).fit(X, y)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+    assert model.score(X, y) > 0.97 > BiTemperedLogisticRegression().fit(X, y).score(X, y)
+    assert model.n_iter_ == len(model.loss_curve_) < 300
+    assert model.loss_curve_[-1] < model.loss_curve_[0] / 3
+    again = clone(model).fit(sparse.csr_array(X), y)
+    np.testing.assert_allclose(again.predict_proba(sparse.csr_array(X)), model.predict_proba(X), rtol=1e-12)
+
+
+def test_network_keeps_the_best_of_early_stopping():
+    X, y = make_moons(300, noise=0.3, random_state=0)
+    model = clone(SMALL).set_params(early_stopping=True, validation_fraction=0.2, max_iter=300, random_state=3)
+    scores = model.fit(X, y).validation_scores_
+    assert len(scores) == model.n_iter_ == np.argmax(scores) + 1 + model.n_iter_no_change
+    best = clone(model).set_params(max_iter=int(np.argmax(scores)) + 1)
+    with pytest.warns(ConvergenceWarning):
+        best.fit(X, y)
+    for kept, then in zip(model.coefs_, best.coefs_, strict=True):
+        np.testing.assert_array_equal(kept, then)
+
+
+def test_weights():
+    X, y = problem(4)
+    weight = np.where(np.arange(300) < 100, 0.0, 2.0)
+    for estimator in (BiTemperedLogisticRegression(tol=1e-8), clone(SMALL).set_params(tol=0.1)):
+        C = {"C": 2.0} if isinstance(estimator, BiTemperedLogisticRegression) else {}
+        got = clone(estimator).fit(X, y, weight).predict_proba(X)
+        want = clone(estimator).set_params(**C).fit(X[100:], y[100:]).predict_proba(X)
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+X, Y = np.arange(8.0).reshape(4, 2), [0, 1, 0, 1]
+BOTH = {
+    "t1": ({"t1": 1.2, "t2": 0.8}, {}, ValueError, "t1 must not exceed t2, got t1 = 1.2 and t2 = 0.8"),
+    "t2": ({"t2": "1"}, {}, TypeError, "t2 must be a number, got str"),
+    "max_iter": ({"max_iter": 0}, {}, ValueError, "max_iter must be an integer >= 1, got 0"),
+    "tol": ({"tol": -1.0}, {}, ValueError, "tol must be a finite number >= 0, got -1.0"),
+    "one class": ({}, {"y": [1, 1, 1, 1]}, ValueError, "y must hold at least 2 classes, got 1 class"),
+    "real y": ({}, {"y": [0.1, 0.2, 0.3, 0.4]}, ValueError, "continuous"),
+    "weights": ({}, {"sample_weight": [1.0]}, ValueError, r"sample_weight must have shape \(4,\), .* got \(1,\)"),
+    "negative": ({}, {"sample_weight": [1, 1, 1, -1]}, ValueError, "must hold finite numbers >= 0, .* from -1 to 1"),
+    "zero": ({}, {"sample_weight": [0, 0, 0, 0]}, ValueError, "not all of them zero, got values from 0 to 0"),
+}
+LINEAR = {
+    "C": ({"C": 0}, {}, ValueError, "C must be a number > 0, got 0"),
+    "class_weight": ({"class_weight": {7: 1.0}}, {}, ValueError, "not in class_weight|Class label 7 not present"),
+    "no weight": ({"class_weight": {0: 0, 1: 0}}, {}, ValueError, "class_weight must hold .* not all of them zero"),
+    "balanced": ({"class_weight": "balanced"}, {"sample_weight": [1, 0, 1, 0]}, ValueError, "valid labels"),
+}
+NETWORK = {
+    "hidden": ({"hidden_layer_sizes": (3, 0)}, {}, ValueError, "hidden_layer_sizes must be an integer >= 1, got 0"),
+    "batch_size": ({"batch_size": 1.5}, {}, ValueError, "batch_size must be an integer >= 1, got 1.5"),
+    "n_iter_no_change": ({"n_iter_no_change": 0}, {}, ValueError, "n_iter_no_change must be an integer >= 1"),
+    "rate": ({"learning_rate_init": 0}, {}, ValueError, "learning_rate_init must be a number > 0, got 0"),
+    "alpha": ({"alpha": -1}, {}, ValueError, "alpha must be a finite number >= 0, got -1"),
+    "diverged": ({"learning_rate_init": 1e20}, {}, ValueError, "not finite any more: scale the features, or lower"),
+}
+CASES = [(BiTemperedLogisticRegression, case) for case in (BOTH | LINEAR).values()]
+CASES += [(BiTemperedMLPClassifier, case) for case in (BOTH | NETWORK).values()]
+
+
+@pytest.mark.parametrize(("estimator", "case"), CASES, ids=[f"{e.__name__} {c[3][:20]}" for e, c in CASES])
+def test_bad_input(estimator, case):
+    options, data, exception, message = case
+    with pytest.raises(exception, match=message):
+        estimator(**options).fit(**{"X": X, "y": Y} | data)
+
+
+def test_not_fitted():
+    for estimator in (BiTemperedLogisticRegression(), BiTemperedMLPClassifier()):
+        with pytest.raises(NotFittedError):
+            estimator.predict(X)
