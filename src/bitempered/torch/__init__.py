@@ -1,5 +1,10 @@
 """The bi-tempered logistic loss for PyTorch: functions with the manners of `torch.nn.functional`, and modules."""
 
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError:
+    raise ModuleNotFoundError('bitempered.torch needs PyTorch: pip install "bitempered[torch]"') from None
+
 from bitempered.torch import baselines
 from bitempered.torch.functional import (
     bi_tempered_binary_logistic_loss,
