@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 
 import bitempered.torch as ours
-from bitempered.experiments.origin import commit
 from bitempered.experiments.files import write_atomically, write_rows
+from bitempered.experiments.origin import commit
 
 HERE = Path(__file__).parent
 PEERS = {
