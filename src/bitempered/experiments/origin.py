@@ -31,8 +31,15 @@ def commit() -> str:
         return ARCHIVED
     try:
         # An installed copy may lie inside somebody else's repository: ask whether git tracks it.
-        for command in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--dirty", "--abbrev=40"]):
-            done = subprocess.run(["git", *command], cwd=here.parent, capture_output=True, text=True, check=True)
+        git("ls-files", "--error-unmatch", here.name)
+        # Results that are being written do not make the code another.
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*.c", ":/*.toml")
+        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def git(*command: str) -> str:
+    folder = Path(__file__).parent
+    done = subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True, check=True)
     return done.stdout.strip()
