@@ -1,0 +1,170 @@
+"""`bitempered reproduce table1` and `figure3`: the search, the table beside the paper's, the figure, going on."""
+
+import gzip
+import re
+import statistics
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from bitempered import cli
+from bitempered.experiments import compare, data, table1
+from bitempered.experiments.files import read_rows
+from bitempered.experiments.losses import Loss
+from bitempered.experiments.table1 import LEVELS, RECIPES, quick
+
+PAPER = Path(__file__).parents[1] / "results"
+
+
+def silent(done, total, text):
+    pass
+
+
+@pytest.fixture
+def mnist(tmp_path, monkeypatch):
+    """A folder with 120 + 40 images in MNIST's files: a bright row tells the class."""
+    monkeypatch.setattr(data, "VALIDATION_ROWS", 40)
+    rng = np.random.default_rng(0)
+    for name, n in (("train", 120), ("t10k", 40)):
+        labels = (np.arange(n) % 10).astype(np.uint8)
+        images = rng.integers(0, 60, (n, 28, 28)).astype(np.uint8)
+        images[np.arange(n), 2 * labels + 3] = 250
+        for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
+            head = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
+            (tmp_path / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + values.tobytes()))
+    return tmp_path
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Recipes whose quick versions take a second: steps of 20 images."""
+    recipe = RECIPES["mnist"]
+    for name, value in RECIPES.items():
+        monkeypatch.setitem(RECIPES, name, replace(value, training=replace(value.training, batch_size=20)))
+    return replace(
+        quick(RECIPES["mnist"]),
+        searched={"logistic": recipe.searched["logistic"][4:6], "bi-tempered": recipe.searched["bi-tempered"][-2:]},
+    )
+
+
+def test_both_losses_get_the_same_search():
+    for recipe in RECIPES.values():
+        assert len({len(found) for found in recipe.searched.values()}) == 1
+        assert all(len(set(found)) == len(found) for found in recipe.searched.values())
+        assert recipe.search.epochs < recipe.training.epochs
+        assert table1.SEARCH_SEED not in recipe.seeds
+        # The paper's temperatures are among those tried, within the ranges that it searched.
+        pairs = {loss.numbers for loss, _ in recipe.searched["bi-tempered"]}
+        assert eval(recipe.temperatures) in pairs
+        assert all(0.5 <= t1 < 1 < t2 <= 4 for t1, t2 in pairs)
+
+
+def test_training_is_the_paper_s():
+    mnist, cifar = RECIPES["mnist"].training, RECIPES["cifar100"].training
+    assert (mnist.network, mnist.optimizer, mnist.epochs, mnist.batch_size) == ("mnist_cnn", "adadelta", 500, 128)
+    assert (cifar.network, cifar.optimizer, cifar.steps, cifar.batch_size) == ("resnet56", "sgd", 50_000, 128)
+    # Enough epochs for all steps with the 45,000 images that are left for training.
+    assert cifar.epochs * (45_000 // 128) >= cifar.steps
+    assert RECIPES["mnist"].levels == RECIPES["cifar100"].levels == LEVELS
+
+
+def test_the_search_takes_the_best_on_noisy_validation_labels(mnist, small, tmp_path):
+    cells = table1.search(small, tmp_path / "search", silent, "cpu", mnist)
+    assert [(cell.noise, cell.loss.name) for cell in cells] == [
+        (level, loss) for level in (0.0, 0.4) for loss in ("logistic", "bi-tempered")
+    ]
+    rows = read_rows(tmp_path / "search" / "search.jsonl")
+    assert len(rows) == 8
+    assert {row["seed"] for row in rows} == {table1.SEARCH_SEED}
+    for cell in cells:
+        found = [row for row in rows if (row["noise"], row["loss"]) == (cell.noise, cell.loss.name)]
+        best = max(row["validation_chosen"] for row in found)
+        chosen = [(tuple(row["numbers"]), row["learning_rate"]) for row in found if row["validation_chosen"] == best]
+        assert (cell.loss.numbers, cell.rate) in chosen
+
+
+def test_table1_from_the_command_line(mnist, small, tmp_path):
+    out = tmp_path / "out"
+    command = ["reproduce", "table1", "--quick", "--data-dir", str(mnist), "--out", str(out)]
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 0, done.output
+    made = ["curves.jsonl", "figure3.png", "search", "table1.csv", "table1.jsonl", "table1.md"]
+    assert sorted(path.name for path in out.iterdir()) == made
+    assert (out / "figure3.png").read_bytes().startswith(b"\x89PNG")
+    rows, page = read_rows(out / "table1.jsonl"), (out / "table1.md").read_text()
+    assert len(rows) == 4
+    for row in rows:
+        assert f"{100 * row['test_chosen']:.2f}" in page
+    assert "| logistic, paper | 99.40 | 97.64 |" in page
+    assert "| bi-tempered (0.5, 4), paper | 99.24 | 98.56 |" in page
+
+    again = CliRunner().invoke(cli.app, command)
+    assert again.exit_code == 0
+    assert read_rows(out / "table1.jsonl") == rows  # nothing was trained again
+
+
+def test_a_stopped_table_goes_on_only_when_told_to(mnist, small, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    command = ["reproduce", "table1", "--quick", "--data-dir", str(mnist), "--out", str(out)]
+    real = compare.train
+
+    def stopped(*given, checkpoint, on_epoch, **options):
+        def stop(epoch, metrics):
+            raise KeyboardInterrupt
+
+        checkpoint.write_bytes(b"")  # as if the first epoch were in it
+        return real(*given, checkpoint=None, on_epoch=stop, **options)
+
+    monkeypatch.setattr(compare, "train", stopped)
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 130
+    assert "--resume goes on from there" in done.stderr
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 1
+    assert re.search(r"a run was stopped: go on with it with --resume, or delete .*seed0.checkpoint", done.stderr)
+    done = CliRunner().invoke(cli.app, [*command, "--resume"])
+    assert done.exit_code == 130  # it went on, and was stopped again
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dataset", "digits"], "unknown dataset 'digits' of table 1; there is: mnist, cifar100"),
+        (["--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["--device", "abacus"], "--device must be cpu or cuda"),
+    ],
+)
+def test_bad_options_get_one_line(options, message, tmp_path):
+    done = CliRunner().invoke(cli.app, ["reproduce", "table1", "--out", str(tmp_path / "out"), *options])
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+# What is committed
+
+
+def test_committed_table_is_what_its_rows_say():
+    folder = PAPER / "table1-mnist"
+    rows, recipe = read_rows(folder / "table1.jsonl"), RECIPES["mnist"]
+    assert (folder / "table1.md").read_text() == table1.markdown(recipe, rows)
+    line = next(line for line in table1.lines(recipe, rows) if line[0] == "bi-tempered, chosen epoch")
+    values = [100 * row["test_chosen"] for row in rows if (row["loss"], row["noise"]) == ("bi-tempered", 0.4)]
+    assert line[5] == f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+    assert len(values) == 3
+
+
+def test_committed_settings_are_the_search_s():
+    folder = PAPER / "table1-mnist"
+    rows, searched = read_rows(folder / "table1.jsonl"), read_rows(folder / "search" / "search.jsonl")
+    for row in rows:
+        found = [s for s in searched if (s["noise"], s["loss"]) == (row["noise"], row["loss"])]
+        assert len(found) == 12
+        best = max(found, key=lambda s: s["validation_chosen"])
+        assert (best["numbers"], best["learning_rate"]) == (row["numbers"], row["learning_rate"])
+        assert str(Loss(row["loss"], tuple(row["numbers"]))) in (folder / "table1.md").read_text()
