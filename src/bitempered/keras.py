@@ -1,0 +1,302 @@
+"""The bi-tempered logistic loss for Keras 3, on its TensorFlow, JAX and PyTorch backends: losses for `model.compile`.
+
+The mathematics is `bitempered.core` on `keras.ops`, one code for every backend. Reverse-mode derivatives in the
+logits, of any order, are closed forms of one solve; those in `y_true` raise. Keras itself casts both arguments to the
+`dtype` of the loss (here float32 for half precision), masks, weights and reduces. To load a model that was saved with
+one of these losses, import this module first.
+
+Shapes, options and temperatures are always checked; values in eager mode on the CPU. In a compiled step what a check
+would have refused gives NaN: class indices out of range, negative probabilities. Probabilities need not sum to 1
+there: y counts as sum(y) times y / sum(y).
+"""
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from bitempered import core
+from bitempered.checks import check_label_smoothing, check_logits, check_temperatures
+from bitempered.numpy import namespace
+
+try:
+    import keras
+    from keras import ops
+except ImportError as error:
+    missing = (error.name or "keras").split(".")[0]
+    if missing in ("tensorflow", "jax", "torch"):
+        raise ModuleNotFoundError(
+            f"Keras needs its backend: install {missing}, or set KERAS_BACKEND to tensorflow, jax or torch"
+        ) from error
+    raise ModuleNotFoundError('bitempered.keras needs Keras 3: pip install "bitempered[keras]"') from None
+
+__all__ = ["BiTemperedBinaryLogisticLoss", "BiTemperedLogisticLoss"]
+
+Tensor = Any  # of the backend
+
+xp = namespace(ops)
+
+
+class _Loss(keras.losses.Loss):
+    """The options that both losses have."""
+
+    def __init__(
+        self,
+        t1: float,
+        t2: float,
+        from_logits: bool = True,
+        label_smoothing: float = 0.0,
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name=name, reduction=reduction, dtype=dtype)
+        self.t1, self.t2 = check_temperatures(t1, t2)
+        check_label_smoothing(label_smoothing)
+        self.label_smoothing = label_smoothing
+        if not from_logits:
+            raise ValueError(
+                f"from_logits must be True, got {from_logits!r}: the loss has a softmax of its own; leave out the"
+                " activation of the last layer"
+            )
+
+    @property
+    def dtype(self) -> str:
+        """float32 also for half precision: Keras casts class indices to this, and they must stay what they are."""
+        return "float64" if super().dtype == "float64" else "float32"
+
+    def get_config(self) -> dict[str, Any]:
+        options = {"t1": self.t1, "t2": self.t2, "from_logits": True, "label_smoothing": self.label_smoothing}
+        return {**super().get_config(), **options, "dtype": self.dtype}
+
+
+@keras.saving.register_keras_serializable(package="bitempered")
+class BiTemperedLogisticLoss(_Loss):
+    """The robust bi-tempered logistic loss; takes the place of both categorical cross-entropies of Keras.
+
+        bregman_divergence(y, tempered_softmax(logits, t2), t1)      of bitempered.divergences, which has its formula
+
+    It is 0 exactly where the two agree. At t1 = t2 = 1 it is the cross-entropy, less the entropy of the target.
+    Predict with `bitempered.numpy.tempered_softmax(model.predict(x), t2)`, not with softmax.
+
+    Args:
+        t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
+        t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
+        from_logits: True: `y_pred` are logits, the outputs of a last layer without activation. -inf masks a class.
+        label_smoothing: e in [0, 1] makes y into (1 - e) y + e / C.
+        axis: the class axis of `y_pred`, of length C.
+        reduction, name, dtype: as in `keras.losses.Loss`.
+
+    `y_true` shaped like `y_pred` holds class probabilities; without the class axis, or with one of length 1, class
+    indices.
+
+    >>> loss = BiTemperedLogisticLoss(t1=0.8, t2=1.2, reduction=None)
+    >>> [round(float(x), 4) for x in loss(y_true=[0, 2], y_pred=[[4.0, 0.0, 0.0], [0.0, 9.0, 0.0]])]
+    [0.0509, 3.2077]
+
+    Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
+    """
+
+    def __init__(
+        self,
+        t1: float,
+        t2: float,
+        from_logits: bool = True,
+        label_smoothing: float = 0.0,
+        axis: int = -1,
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(t1, t2, from_logits, label_smoothing, reduction, name, dtype)
+        self.axis = axis
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "axis": self.axis}
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)  # Keras hands lists on as lists
+        axis, indices = _check_classes(tuple(y_true.shape), tuple(y_pred.shape), self.axis)
+        classes, values = y_pred.shape[axis], _values(y_true)
+        if indices:
+            if values is not None and not np.all((values >= 0) & (values < classes) & (values == np.floor(values))):
+                raise IndexError(f"y_true must hold class indices from 0 to {classes - 1}, got {_range(values)}")
+            column = y_true if len(y_true.shape) == len(y_pred.shape) else ops.expand_dims(y_true, axis)
+            along_axis = (-1,) + (1,) * (len(y_pred.shape) - axis - 1)
+            z = ops.cast(ops.reshape(ops.arange(classes, dtype=self.dtype), along_axis) == column, self.dtype)
+            z = xp.where(xp.sum(z, axis=axis) == 0, math.nan, z)
+        else:
+            # The bar for half precision: Keras has cast away what the dtype was.
+            if values is not None and not (np.all(values >= 0) and np.all(abs(values.sum(axis) - 1) <= 1e-2)):
+                raise ValueError(
+                    "y_true must hold probabilities in [0, 1] that sum to 1 within 0.01 over the classes,"
+                    f" got {_range(values)} and sums {_range(values.sum(axis))}"
+                )
+            z = _constant(y_true)
+        if self.label_smoothing:
+            z = (1 - self.label_smoothing) * z + self.label_smoothing / classes
+        return _losses(y_pred, z, self.t1, self.t2, axis, labels=indices and not self.label_smoothing)
+
+
+@keras.saving.register_keras_serializable(package="bitempered")
+class BiTemperedBinaryLogisticLoss(_Loss):
+    """`BiTemperedLogisticLoss` of each logit a against 0; takes the place of `keras.losses.BinaryCrossentropy`.
+
+    A logit a with target y is the two-class problem with logits (0, a) and probabilities (1 - y, y). As in Keras the
+    loss of an example is the mean over its last axis.
+
+    Args:
+        t1, t2: as there.
+        from_logits: True: `y_pred` are logits, the outputs of a last layer without activation.
+        label_smoothing: e in [0, 1] makes y into (1 - e) y + e / 2.
+        reduction, name, dtype: as in `keras.losses.Loss`.
+
+    `y_true` holds probabilities of the positive class, shaped like `y_pred`; a last axis of length 1 may be left out.
+
+    >>> loss = BiTemperedBinaryLogisticLoss(t1=0.5, t2=2.0, reduction=None)
+    >>> [round(float(x), 4) for x in loss(y_true=[[0.0], [0.0]], y_pred=[[-8.0], [8.0]])]
+    [0.0304, 1.2555]
+    """
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
+        logits, target = tuple(y_pred.shape), tuple(y_true.shape)
+        if logits[-1:] == (1,) and len(target) == len(logits) - 1:
+            y_true, target = ops.expand_dims(y_true, -1), (*target, 1)
+        if not logits or not _agree(logits, target):
+            raise ValueError(f"y_true must have the shape of y_pred, at least one axis: {logits}, got {target}")
+        values = _values(y_true)
+        if values is not None and not np.all((values >= 0) & (values <= 1)):
+            raise ValueError(f"y_true must hold probabilities in [0, 1], got {_range(values)}")
+        y = _constant(y_true)
+        if self.label_smoothing:
+            y = (1 - self.label_smoothing) * y + self.label_smoothing / 2
+        a, z = ops.stack((ops.zeros_like(y_pred), y_pred), -1), ops.stack((1 - y, y), -1)
+        losses = _losses(a, z, self.t1, self.t2, len(logits), labels=False)
+        return ops.sum(losses, axis=-1) / ops.sum(ops.ones_like(losses), axis=-1)  # ops.mean is float32 on JAX
+
+
+def _losses(a: Tensor, z: Tensor, t1: float, t2: float, axis: int, labels: bool) -> Tensor:
+    """W Delta(z / W, y_hat) with W = sum(z) for each example; NaN where a z is negative or NaN."""
+    z = xp.where(z >= 0, z, math.nan)
+    total, y = _split(z, axis)
+    u = core.gaps(ops.stop_gradient(a), axis=axis, xp=xp)
+    steps = core.newton_steps(t2, a.shape[axis], float(np.finfo(keras.backend.standardize_dtype(a.dtype)).eps))
+    m = core.normalizer(u, t2, steps=steps, axis=axis, xp=xp)
+    log_p = core.log_probs(u, m, t2, xp=xp)
+    if labels:
+        divergence = core.label_loss(y > 0, log_p, t1, axis=axis, xp=xp)
+    else:
+        divergence = core.loss(y, log_p, t1, axis=axis, xp=xp)
+
+    def gradient(upstream: Tensor, _: Tensor, a: Tensor, m: Tensor, z: Tensor) -> Tensor:
+        total, y = _split(z, axis)
+        log_p, inside, e = _state(a, _tied(m, a, t2, axis), t2, axis)
+        if t2 < 1:  # here and not by `inside` below, which would multiply with booleans: TensorFlow does not
+            y = xp.where((log_p > -math.inf) | inside, y, 0.0)
+        slope = core.gradient(y, log_p, t1, t2, e=e, inside=int(t1 == t2), axis=axis, xp=xp)
+        return upstream * xp.where(total == 0, 0.0, total * slope)
+
+    losses = xp.where(total == 0, 0.0, total * divergence)
+    return ops.squeeze(_with_gradient(gradient, losses, a, m, z), axis)
+
+
+def _split(z: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    total = xp.sum(z, axis=axis)
+    return total, z / xp.where(total == 0, 1.0, total)
+
+
+# Derivatives
+
+
+def _with_gradient(gradient: Callable[..., Tensor], value: Tensor, x: Tensor, *constants: Tensor) -> Tensor:
+    """`value`, for the backend so far a constant, as a function of x.
+
+    Its gradient is `gradient(upstream, value, x, *constants)`, which the backend can differentiate in x.
+    """
+
+    @ops.custom_gradient
+    def function(*args: Tensor) -> Any:
+        def rule(*passed: Tensor, upstream: Tensor = None) -> Any:
+            # Keras passes `upstream` alone, and on PyTorch the arguments, tied to the graph of a second derivative.
+            by_x = gradient(*passed, *args) if upstream is None else gradient(upstream, *passed)
+            return ops.zeros_like(value), by_x, *map(ops.zeros_like, constants)
+
+        return args[0], rule
+
+    return function(ops.stop_gradient(value), x, *constants)
+
+
+def _tied(m: Tensor, a: Tensor, t: float, axis: int) -> Tensor:
+    """The solution m of a solve as the function of a that it is: dm = e^(-s m) sum_i e_i da_i, for a constant max(a).
+
+    The rule ties its own m in turn: derivatives of every order are right, and none solves again.
+    """
+
+    def gradient(upstream: Tensor, m: Tensor, a: Tensor) -> Tensor:
+        solution = _tied(m, a, t, axis)
+        _, _, e = _state(a, solution, t, axis)
+        return upstream * ops.exp((1 - t) * solution) * e
+
+    return _with_gradient(gradient, m, a)
+
+
+def _state(a: Tensor, m: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities, which classes are inside the support, and the escort distribution."""
+    u = ops.stop_gradient(xp.max(a, axis=axis)) - a
+    log_p = core.log_probs(u, m, t, xp=xp)
+    inside = core.support(u, m, t, xp=xp)
+    return log_p, inside, core.escort(log_p, t, inside=inside, axis=axis, xp=xp)
+
+
+def _constant(y_true: Tensor) -> Tensor:
+    def refuse(*_: Tensor) -> Tensor:
+        raise NotImplementedError(
+            "bitempered.keras is not differentiated in y_true: pass keras.ops.stop_gradient(y_true)"
+        )
+
+    return _with_gradient(refuse, y_true, y_true)
+
+
+# Checks
+
+
+def _check_classes(target: tuple[Any, ...], logits: tuple[Any, ...], axis: int) -> tuple[int, bool]:
+    """The class axis, counted from the front, and whether the target holds class indices."""
+    axis = check_logits(SimpleNamespace(shape=logits, ndim=len(logits), dtype=np.dtype(np.float32)), axis)
+    before, classes, after = logits[:axis], logits[axis], logits[axis + 1 :]
+    if classes is None:
+        raise ValueError(f"y_pred must have a known number of classes, got shape {logits} with axis {axis}")
+    known = len(target) == len(logits) and target[axis] is not None
+    if known and _agree(target, logits):
+        return axis, False
+    if _agree(target, before + after) or (known and _agree(target, (*before, 1, *after))):
+        return axis, True
+    raise ValueError(
+        f"y_true must be class indices of shape {before + after} or class probabilities of shape {logits},"
+        f" got shape {target}"
+    )
+
+
+def _agree(shape: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two shapes can be the same: a length may be None in a TensorFlow graph."""
+    return len(shape) == len(other) and all(m == n or None in (m, n) for m, n in zip(shape, other, strict=True))
+
+
+def _values(x: Tensor) -> Any:
+    """x as a NumPy array, or None where PyTorch, TensorFlow or JAX refuse: traced values, those on a CUDA device."""
+    if keras.backend.backend() == "torch":
+        import torch
+
+        if torch.compiler.is_compiling():
+            return None
+    try:
+        return np.asarray(ops.stop_gradient(x))
+    except (NotImplementedError, RuntimeError, TypeError):
+        return None
+
+
+def _range(x: Any) -> str:
+    return f"values from {x.min():g} to {x.max():g}"

@@ -1,0 +1,162 @@
+"""What test_keras.py asks of a Keras backend. A process has one backend: as a script this is JSON in, JSON out."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import ops
+
+ALONE = set(sys.modules)
+
+import bitempered.keras as bt
+
+IMPORTED = {name.split(".")[0] for name in set(sys.modules) - ALONE}
+
+sys.path.append(str(Path(__file__).parent.parent / "examples"))
+import keras_digits
+
+BACKEND = keras.backend.backend()
+
+
+def everything(inputs):
+    logits, index, soft = np.array(inputs["logits"]), np.array(inputs["index"]), np.array(inputs["soft"])
+    direction = np.array(inputs["direction"])
+    return {
+        "imported": sorted(IMPORTED),
+        "numbers": [
+            numbers(logits, index, soft, t1, t2, direction if [t1, t2] in inputs["curved"] else None)
+            for t1, t2 in inputs["pairs"]
+        ],
+        "compiled": compiled(logits.astype(np.float32), index, soft),
+        "manners": manners(logits, index),
+        "half": half_precision(logits, index),
+        "refusal": refusal(logits, soft),
+        "example": keras_digits.train(bt.BiTemperedLogisticLoss(t1=0.2, t2=1.2), epochs=3),
+    }
+
+
+def numbers(logits, index, soft, t1, t2, direction):
+    """[losses, gradient of their sum, gradient of that along `direction`] of each kind of target."""
+    options = {"reduction": None, "dtype": "float64"}
+    plain = bt.BiTemperedLogisticLoss(t1, t2, **options)
+    smooth = bt.BiTemperedLogisticLoss(t1, t2, label_smoothing=0.125, **options)
+    binary = bt.BiTemperedBinaryLogisticLoss(t1, t2, label_smoothing=0.125, **options)
+    single = bt.BiTemperedLogisticLoss(t1, t2, reduction=None)
+    masked = np.where(np.arange(6) == 2, -np.inf, logits)  # a class that is nobody's target
+    return {
+        "index": derivatives(lambda a: plain(index, a), logits, direction),
+        "soft": derivatives(lambda a: plain(soft, a), logits),
+        "masked": derivatives(lambda a: plain(index, a), masked),
+        "smooth": derivatives(lambda a: smooth(index, a), logits),
+        "binary": derivatives(lambda a: binary(soft[:, :1], a), logits[:, :1]),
+        "float32": derivatives(lambda a: single(index, a), logits.astype(np.float32)),
+    }
+
+
+def derivatives(f, a, direction=None):
+    second = None
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        a = tf.constant(a)
+        with tf.GradientTape() as outer:
+            outer.watch(a)
+            with tf.GradientTape() as inner:
+                inner.watch(a)
+                losses = f(a)
+            gradient = inner.gradient(losses, a)
+            along = gradient * (0 if direction is None else direction)
+        if direction is not None:
+            second = outer.gradient(along, a)
+    elif BACKEND == "jax":
+        import jax
+
+        losses, pullback = jax.vjp(f, a)
+        (gradient,) = pullback(np.ones_like(losses))
+        if direction is not None:
+            second = jax.grad(lambda a: (jax.grad(lambda a: f(a).sum())(a) * direction).sum())(a)
+    else:
+        import torch
+
+        a = torch.tensor(a, requires_grad=True)
+        losses = f(a)
+        (gradient,) = torch.autograd.grad(losses.sum(), a, create_graph=direction is not None)
+        if direction is not None:
+            (second,) = torch.autograd.grad((gradient * torch.tensor(direction)).sum(), a)
+    return [listed(losses), listed(gradient), None if second is None else listed(second)]
+
+
+def compiled(logits, index, soft):
+    """Losses, and those of bad targets in the last row, from one program of XLA; PyTorch's takes minutes to compile."""
+    loss = bt.BiTemperedLogisticLoss(0.8, 1.2, reduction=None)
+    binary = bt.BiTemperedBinaryLogisticLoss(0.8, 1.2, reduction=None)
+
+    def losses(a, index, bad_index, bad_soft):
+        return loss(index, a), loss(bad_index, a), loss(bad_soft, a), binary(bad_soft, a)
+
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        losses = tf.function(losses, jit_compile=True)
+    elif BACKEND == "jax":
+        import jax
+
+        losses = jax.jit(losses)
+    else:
+        return None
+    return [listed(x) for x in losses(logits, index, index - [0, 0, 0, 2], soft - [[0], [0], [0], [0.5]])]
+
+
+def manners(logits, index):
+    loss = bt.BiTemperedLogisticLoss(0.8, 1.2, label_smoothing=0.125, name="robust", dtype="float64")
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6)])
+    model.compile("sgd", loss)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        model.save(path)
+        loaded, bare = keras.saving.load_model(path), keras.saving.load_model(path, compile=False)
+    return {
+        "config": [type(loaded.loss).__name__, loaded.loss.get_config()],
+        "compiled": [loaded.compiled, bare.compiled],
+        "loaded": listed(loaded.loss(index, logits)),
+        "weighted": listed(loss(index, logits, sample_weight=np.arange(4.0))),
+        "masked": listed(loss(index, keras.layers.Masking(dtype="float64")(logits))),  # it masks the row of zeros
+    }
+
+
+def half_precision(logits, index):
+    loss = bt.BiTemperedLogisticLoss(0.8, 1.2)
+    results = {}
+    for dtype in ("float16", "bfloat16"):
+        a = ops.cast(ops.convert_to_tensor(logits), dtype)
+        value = loss(index, a)
+        results[dtype] = [listed(a), listed(value), keras.backend.standardize_dtype(value.dtype)]
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6)])
+        # Without XLA where that is another way of compiling: the example below has it.
+        model.compile(keras.optimizers.SGD(1.0), loss, jit_compile=BACKEND == "jax")
+        results["mixed"] = model.fit(np.eye(6), np.arange(6), epochs=3, verbose=0).history["loss"]
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return results
+
+
+def refusal(logits, soft):
+    loss = bt.BiTemperedLogisticLoss(0.8, 1.2, reduction=None, dtype="float64")
+    try:
+        return derivatives(lambda y: loss(y, logits), soft)
+    except NotImplementedError as error:
+        return str(error)
+
+
+def listed(x):
+    return ops.convert_to_numpy(ops.cast(x, "float64")).tolist()
+
+
+if __name__ == "__main__":
+    json.dump(everything(json.load(sys.stdin)), sys.stdout)
