@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,11 +13,15 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_example_runs_as_written():
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    scope = {}
+def test_the_examples_run_as_written():
+    codes = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    scopes = [{} for _ in codes]
     torch.manual_seed(0)
-    exec(code, scope)
+    for code, scope in zip(codes, scopes, strict=True):
+        exec(code, scope)
+    scope, linear = scopes
+    np.testing.assert_allclose(linear["probabilities"].sum(axis=1), 1)
+    assert linear["search"].score(linear["X"], linear["y"]) > 0.97  # of the rows it was fitted to
     torch.testing.assert_close(scope["probabilities"].sum(1), torch.ones(32))
     torch.manual_seed(0)
     untrained = torch.nn.Linear(64, 10)  # the same draw as the example's model
@@ -26,13 +31,17 @@ def test_the_example_runs_as_written():
     assert after < 0.95 * before
 
 
-@pytest.mark.parametrize("path", ["results/compare/compare.md", "benchmarks/peers.md"])
+@pytest.mark.parametrize("path", re.findall(r"<!-- (\S+\.md) -->", README))
 def test_tables_are_those_of_the_committed_files(path):
+    """The first table of the file, line by line."""
     (shown,) = re.findall(rf"<!-- {path} -->\n(.*?)<!-- end -->", README, re.DOTALL)
-    committed = (ROOT / path).read_text(encoding="utf-8")
-    table = "".join(line for line in committed.splitlines(keepends=True) if line.startswith("|"))
+    table = re.search(r"(?:^\|.*\n)+", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)[0]
     assert table.count("\n") > 5
     assert table in shown
+
+
+def test_every_table_has_a_file():
+    assert len(re.findall(r"<!-- (\S+\.md) -->", README)) == 5
 
 
 def test_links_lead_somewhere():

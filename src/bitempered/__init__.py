@@ -1,6 +1,6 @@
 """The robust bi-tempered logistic loss, exact for every temperature.
 
-Importing this package imports no framework: use `bitempered.torch`, `bitempered.jax` or `bitempered.numpy`.
+Importing this package imports no framework: use `bitempered.torch`, `jax`, `keras`, `numpy`, `sklearn` or `boosting`.
 """
 
 __version__ = "0.1.0"
