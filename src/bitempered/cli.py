@@ -101,17 +101,18 @@ def compare(
 
 @app.command()
 def reproduce(
-    what: Annotated[str, typer.Argument(help="figure1, figure2, figure3 or table1.")],
+    what: Annotated[str, typer.Argument(help="figure1, figure2, figure3, table1 or table2.")],
     dataset: Annotated[str, typer.Option(help="Of table1 and figure3: mnist or cifar100.")] = "mnist",
+    network: Annotated[str, typer.Option(help="Of table2: resnet18 or resnet50.")] = "resnet18",
     quick: Annotated[
-        bool, typer.Option("--quick", help="A small version of table1 and figure3 for a laptop: it shows no effect.")
+        bool, typer.Option("--quick", help="A small version of a table or figure3 for a laptop: it shows no effect.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
-    seeds: Annotated[int, typer.Option(help="Runs for each cell of table1.")] = 3,
+    seeds: Annotated[int, typer.Option(help="Runs for each cell of a table.")] = 3,
     data_dir: Annotated[Path | None, DATA_DIR] = None,
     device: Annotated[str | None, DEVICE] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for what is made; results/figures or results/table1-DATASET.")
+        Path | None, typer.Option(help="Folder for what is made; without it, one in results, such as results/figures.")
     ] = None,
 ) -> None:
     """Draw a figure or make a table of the paper.
@@ -119,7 +120,9 @@ def reproduce(
     Figure 1: log_t, exp_t, and the loss of two classes for several temperatures. Figure 2: a small net on
     noisy labels in the plane, trained here in about a minute; figure2.jsonl and figure2.md say how well. Table 1:
     the logistic and the bi-tempered loss on MNIST or CIFAR-100 at six noise levels, settings searched first; a GPU
-    needs minutes, a CPU days. Figure 3: accuracy by epoch in the same runs.
+    needs minutes, a CPU days. Figure 3: accuracy by epoch in the same runs. Table 2: both losses on ImageNet, which
+    --data-dir must hold as train/CLASS/*.JPEG and val/CLASS/*.JPEG, and what the loss adds to the time of a step; it
+    needs torchvision, and a GPU for days.
     """
     try:
         from bitempered.experiments import figure2
@@ -128,11 +131,14 @@ def reproduce(
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
-    known = [*FIGURES, "figure2", "figure3", "table1"]
+    known = [*FIGURES, "figure2", "figure3", "table1", "table2"]
     if what not in known:
         fail(f"unknown figure or table {what!r}; there is: {', '.join(known)}", 2)
     if what in ("figure3", "table1"):
         reproduce_table1(what, dataset, quick, resume, seeds, data_dir, device, out)
+        return
+    if what == "table2":
+        reproduce_table2(network, quick, resume, seeds, data_dir, device, out)
         return
     out = out or Path("results/figures")
     path = out / f"{what}.png"
@@ -179,6 +185,39 @@ def reproduce_table1(
         rows, _ = table1.reproduce(recipe, out, show, device=device, data_dir=data_dir)
     Console().print(table1.table(recipe, rows))
     print(f"Written to {out}: table1.md, table1.csv, table1.jsonl, curves.jsonl, figure3.png")
+
+
+def reproduce_table2(
+    network: str, quick: bool, resume: bool, seeds: int, data_dir: Path | None, device: str | None, out: Path | None
+) -> None:
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from bitempered.experiments import imagenet
+
+    if network not in imagenet.RECIPES:
+        fail(f"unknown network {network!r} of table 2; there is: {', '.join(imagenet.RECIPES)}", 2)
+    if seeds < 1:
+        fail(f"seeds must be at least 1, got {seeds}", 2)
+    try:
+        device = choose_device(device)
+    except ValueError as error:
+        fail(str(error), 2)
+    recipe = replace(imagenet.RECIPES[network], seeds=tuple(range(seeds)))
+    if quick:
+        recipe = imagenet.quick(recipe, device)
+    out = out or Path(f"results/table2-{network}{'-quick' if quick else ''}")
+    unfinished = sorted(out.glob("*.checkpoint"))
+    if unfinished and not resume:
+        fail(f"a run was stopped: go on with it with --resume, or delete {', '.join(map(str, unfinished))}", 1)
+    with clear_errors(out, "the same command with --resume goes on from there"), progress_bar() as show:
+        try:
+            rows, speed = imagenet.reproduce(recipe, out, show, device=device, data_dir=data_dir)
+        except ImportError as error:
+            fail(str(error), 1)
+    Console().print(imagenet.table(recipe, rows, speed))
+    print(f"Written to {out}: table2.md, table2.jsonl, curves.jsonl, speed.jsonl (delete it to time again)")
 
 
 def numbers(option: str, text: str) -> tuple[float, ...]:

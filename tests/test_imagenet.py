@@ -1,0 +1,551 @@
+"""`bitempered reproduce table2` on small images and a small network: its data, its steps, its files, and resumption."""
+
+import os
+import statistics
+import sys
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from typer.testing import CliRunner
+
+from bitempered import cli
+from bitempered.experiments import imagenet, models
+from bitempered.experiments.files import read_rows
+from bitempered.experiments.imagenet import Images, Run, Table2
+from bitempered.experiments.sources import DataError
+from bitempered.experiments.train import BadCheckpoint, Training
+
+pytestmark = [  # what Python and torch say of workers, on machines with many threads and with one core
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
+
+CPU = torch.device("cpu")
+TINY = Table2(
+    Training("resnet18", "sgd", epochs=3, batch_size=32, stairs=(0.5,), weight_decay=1e-2),
+    rate=0.1, micro_batch=12, size=16, seeds=(0, 1), timed=(4, 16), turns=3,
+)  # fmt: skip
+LOGISTIC, TEMPERED = TINY.losses
+COLOURS = np.random.default_rng(7).integers(40, 216, (10, 3))
+
+
+def make_images(folder, per_class):
+    """Noise around a colour of each class, in many shapes: wide, high, grey, CMYK, PNG."""
+    rng = np.random.default_rng(per_class)
+    for label, colour in enumerate(COLOURS):
+        (folder / f"n{label:04}").mkdir(parents=True)
+        for i in range(per_class):
+            height, width = rng.integers(18, 40, 2)
+            pixels = np.clip(colour + rng.normal(0, 20, (height, width, 3)), 0, 255).astype(np.uint8)
+            image = Image.fromarray(pixels)
+            if i == 1:
+                image = image.convert("CMYK")
+            image.save(folder / f"n{label:04}" / f"{i}.JPEG", format="PNG" if i == 2 else "JPEG")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("imagenet")
+    make_images(made / "train", 16)
+    make_images(made / "val", 6)
+    (made / "train" / ".hidden").mkdir()
+    (made / "train" / "n0000" / "notes.txt").write_text("no image")
+    return made
+
+
+@pytest.fixture(scope="module")
+def data(folder):
+    return imagenet.read_folder(folder, 16, None)
+
+
+class Net(nn.Module):
+    """Small, with batch normalisation like the real ones."""
+
+    def __init__(self, classes, normalised=True):
+        super().__init__()
+        self.filter = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(16) if normalised else nn.Identity()
+        self.dense = nn.Linear(16, classes)
+
+    def forward(self, x):
+        assert x.shape[1] == 3
+        assert x.is_contiguous(memory_format=torch.channels_last)
+        return self.dense(self.norm(self.filter(x)).relu().mean(dim=(2, 3)))
+
+
+@pytest.fixture(autouse=True)
+def small_network(monkeypatch):
+    monkeypatch.setattr(models, "imagenet_resnet", lambda name, *, classes: Net(classes))
+
+
+def silent(*_):
+    pass
+
+
+def invoke(folder, out, *options):
+    arguments = ["reproduce", "table2", "--device", "cpu", "--data-dir", folder, "--out", out, *options]
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def without_time(rows):
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+# Images
+
+
+def test_classes_are_numbered_by_name_in_both_parts(data, folder):
+    assert data.classes == 10
+    assert [len(data.train.names), len(data.validation.names)] == [160, 60]
+    for images in (data.train, data.validation):
+        assert (np.diff(images.labels) >= 0).all()
+        for name, label in zip(images.names, images.labels, strict=True):
+            assert name.decode().startswith(f"n{label:04}/")
+            assert (images.folder / name.decode()).is_file()
+    few = imagenet.read_folder(folder, 16, 2)
+    assert few.train.names.tolist()[:3] == [b"n0000/0.JPEG", b"n0000/1.JPEG", b"n0001/0.JPEG"]
+    assert few.digest != data.digest
+
+
+def test_validation_images_are_resized_then_cut_in_the_centre(tmp_path):
+    """Against PIL's own two steps, on a smooth image, where they differ by rounding alone."""
+    y, x = np.mgrid[0:300, 0:400]
+    smooth = np.stack([x * 255 / 400, y * 255 / 300, (x + y) * 255 / 700], axis=2).astype(np.uint8)
+    Image.fromarray(smooth).save(tmp_path / "a.png")
+    pixels, labels = Images(tmp_path, np.array([b"a.png"]), np.array([3]), 224)[[0]]
+    resized = Image.fromarray(smooth).resize((341, 256), Image.Resampling.BILINEAR)
+    expected = np.asarray(resized.crop((58, 16, 58 + 224, 16 + 224)))
+    assert pixels.dtype == torch.uint8
+    assert np.abs(pixels[0].numpy().astype(int) - expected).max() <= 2
+    assert labels.tolist() == [3]
+
+
+@pytest.mark.parametrize(("width", "height"), [(400, 400), (500, 375), (60, 200)])
+def test_random_crops_lie_inside_in_their_sizes_and_shapes(width, height):
+    rng = np.random.default_rng(0)
+    boxes = np.array([imagenet.random_box(width, height, rng=rng) for _ in range(2000)])
+    left, top, right, bottom = boxes.T
+    assert (boxes >= 0).all()
+    assert (right <= width).all()
+    assert (bottom <= height).all()
+    w, h = right - left, bottom - top
+    shares, ratios = w * h / (width * height), w / h
+    assert shares.min() == pytest.approx(0.08, rel=0.05)  # sides are whole pixels
+    assert ratios.min() > 0.73
+    assert ratios.max() < 1.36
+    if width == height:  # where every draw of less than 3/4 fits, so that what is left of those is uniform
+        small = shares < 0.75
+        assert shares.max() > 0.9
+        assert shares[small].mean() == pytest.approx((0.08 + 0.75) / 2, abs=0.02)  # four standard errors
+        assert np.log(ratios[small]).mean() == pytest.approx(0, abs=0.018)
+        assert np.log(ratios[small]).std() == pytest.approx(np.log(16 / 9) / 12**0.5, rel=0.05)
+        assert (left.min(), top.min(), right.max(), bottom.max()) == (0, 0, width, height)
+
+
+def test_an_image_that_no_crop_fits_gives_the_most_of_its_centre():
+    rng = np.random.default_rng(0)
+    assert imagenet.random_box(1000, 3, rng=rng) == (498, 0, 502, 3)
+    assert imagenet.random_box(3, 1000, rng=rng) == (0, 498, 3, 502)
+
+
+def test_half_of_the_training_images_are_mirrored(tmp_path):
+    """An image that is darker on the left is so in every crop that is not mirrored."""
+    ramp = np.repeat(np.arange(0, 256, 4, dtype=np.uint8)[None, :, None], 64, axis=0).repeat(3, axis=2)
+    Image.fromarray(ramp).save(tmp_path / "a.png")
+    images = Images(tmp_path, np.array([b"a.png"] * 200), np.zeros(200, dtype=np.int64), 8, draw=(0, 1))
+    pixels = images[list(range(200))][0].int()
+    left, right = pixels[:, 0, 0, 0], pixels[:, 0, -1, 0]
+    assert (left != right).all()
+    assert 70 < (left > right).sum().item() < 130  # four standard deviations
+
+
+def test_crops_follow_from_seed_epoch_and_image_alone(data):
+    def read(draw, rows):
+        return replace(data.train, draw=draw)[rows][0]
+
+    first = read((0, 1), [5, 6])
+    assert torch.equal(read((0, 1), [6, 9])[0], first[1])
+    for draw in ((0, 2), (1, 1)):
+        assert not torch.equal(read(draw, [5, 6]), first)
+    assert torch.equal(data.train[[5, 6]][0], data.train[[5, 6]][0])
+
+
+def test_workers_read_the_same_images(data, monkeypatch):
+    rows = [[0, 5, 9], [1], [2, 3]]
+    images = replace(data.train, draw=(0, 1))
+    alone = list(imagenet.batches(images, rows, CPU))
+    monkeypatch.setattr(imagenet, "workers", lambda device: 2)
+    for batch, expected in zip(imagenet.batches(images, rows, CPU), alone, strict=True):
+        for tensor, other in zip(batch, expected, strict=True):
+            assert torch.equal(tensor, other)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_cannot_be_read_is_named(workers, tmp_path, monkeypatch):
+    monkeypatch.setattr(imagenet, "workers", lambda device: workers)
+    make_images(tmp_path / "train", 2)
+    make_images(tmp_path / "val", 1)
+    broken = tmp_path / "train" / "n0003" / "1.JPEG"
+    broken.write_bytes(broken.read_bytes()[:300])  # its header is whole, its pixels are not
+    done = invoke(tmp_path, tmp_path / "out", "--quick")
+    assert done.exit_code == 1
+    assert f"{broken} is not an image that can be read (" in done.stderr
+    assert done.stderr.endswith("replace or delete it\n")
+    assert done.stderr.count("\n") == 1
+
+
+# Folders
+
+
+def folders(root, *names):
+    for name in names:
+        (root / name).mkdir(parents=True)
+        (root / name / "a.JPEG").touch()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "there is no folder {}/train; --data-dir must have train/CLASS/*.JPEG and val/CLASS/*.JPEG"),
+        (["train/a"], "there is no folder {}/val; --data-dir must have"),
+        (["train/a", "val"], "{}/val has no class folders: images must be in val/CLASS/*.JPEG (the validation images"),
+        (["train/a", "train/b", "val/b", "val/c"], "the same class folders; only in train: a; only in val: c"),
+        (["train/a", "train/b", "val/b"], "{}: train and val must have the same class folders; only in train: a\n"),
+        ([f"train/{i}" for i in range(6)] + ["val/1"], "only in train: 0, 2, 3 and 2 more\n"),
+    ],
+)
+def test_folders_of_another_layout_are_refused(names, message, tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    folders(root, *names)
+    done = invoke(root, tmp_path / "out", "--quick")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("bitempered: ")
+    assert message.format(root) in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_class_without_images_is_refused(tmp_path):
+    folders(tmp_path, "train/a", "train/b", "val/a", "val/b")
+    (tmp_path / "val" / "b" / "a.JPEG").rename(tmp_path / "val" / "b" / "a.txt")
+    with pytest.raises(DataError, match=r"val.b has no images: there must be files that end in .JPEG, .jpg or .png"):
+        imagenet.read_folder(tmp_path, 16, None)
+
+
+def test_a_folder_must_be_named():
+    with pytest.raises(DataError, match="ImageNet is not downloaded: name with --data-dir a folder"):
+        imagenet.read_folder(None, 16, None)
+
+
+# Steps
+
+
+def test_the_full_recipe_is_the_paper_s():
+    for name, recipe in imagenet.RECIPES.items():
+        training = recipe.training
+        assert (training.network, training.epochs, training.batch_size) == (name, 180, 4096)
+        assert [str(loss) for loss in recipe.losses] == ["logistic", "bi-tempered (0.9, 1.05)"]
+
+
+def test_rates_rise_for_five_epochs_then_fall_by_stairs():
+    """With as many images as ImageNet has; they need not be there."""
+    names = np.zeros(1_281_167, dtype="S1")
+    images = Images(Path(), names, np.zeros(1), 16)
+    run = Run(imagenet.RECIPES["resnet18"], LOGISTIC, 0, imagenet.Data(images, images, 10, ""), CPU)
+    assert run.per_epoch == 312
+    rates = run.rates.view(180, 312)
+    assert rates[0, 0].item() == pytest.approx(1.6 / 1560)
+    assert rates[2, 155].item() == pytest.approx(0.8)  # half-way up
+    for first, last, rate in [(6, 60, 1.6), (61, 120, 0.16), (121, 160, 0.016), (161, 180, 0.0016)]:
+        np.testing.assert_allclose(rates[first - 1 : last], rate, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", TINY.losses)
+def test_micro_batches_add_up_to_sgd_on_whole_batches(loss, data, monkeypatch):
+    """Against SGD with momentum, written out, on all 32 images at once: 12 + 12 + 8 do the same."""
+    monkeypatch.setattr(models, "imagenet_resnet", lambda name, *, classes: Net(classes, normalised=False))
+    run = Run(TINY, loss, 3, data, CPU)
+    assert len(run.rates) == 3 * 5
+    reference = Net(10, normalised=False)
+    reference.load_state_dict(run.learner.network.state_dict())
+    weights = list(reference.parameters())
+    velocity = [torch.zeros_like(w) for w in weights]
+    seen = []
+    real = imagenet.batches
+    monkeypatch.setattr(imagenet, "batches", lambda *a: (seen.append(batch) or batch for batch in real(*a)))
+    losses = [run.epoch(number, silent) for number in (1, 2)]
+    assert [len(labels) for _, labels in seen] == [12, 12, 8] * 10
+
+    rates = [0.1] * 8 + [0.01] * 7  # a tenth from half of 15 steps on
+    found = []
+    for step in range(10):
+        pixels, labels = (torch.cat(parts) for parts in zip(*seen[3 * step : 3 * step + 3], strict=True))
+        mean, deviation = (torch.tensor(c).view(3, 1, 1) for c in (imagenet.MEAN, imagenet.DEVIATION))
+        x = ((pixels.permute(0, 3, 1, 2) / 255 - mean) / deviation).contiguous(memory_format=torch.channels_last)
+        value = loss(reference(x), labels).mean()
+        found.append(value.item())
+        grads = torch.autograd.grad(value, weights)
+        with torch.no_grad():
+            for w, v, g in zip(weights, velocity, grads, strict=True):
+                v.mul_(0.9).add_(g + (1e-2 * w if w.dim() > 1 else 0))  # biases do not decay
+                w.sub_(rates[step] * v)
+    for ours, expected in zip(run.learner.network.parameters(), weights, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)  # sums in another order, ten times
+    assert losses == pytest.approx([np.mean(found[:5]), np.mean(found[5:])], rel=1e-4)
+
+
+def test_each_epoch_sees_each_image_at_most_once_in_another_order(data, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Images, "read", lambda self, row: asked.append(row) or np.zeros((16, 16, 3), np.uint8))
+    run = Run(replace(TINY, training=replace(TINY.training, batch_size=50)), LOGISTIC, 0, data, CPU)
+    for number in (1, 2):
+        run.epoch(number, silent)
+    assert len(asked) == 300  # three batches of 50 of 160 images
+    first, second = asked[:150], asked[150:]
+    assert len(set(first)) == len(set(second)) == 150
+    assert first != second
+
+
+def test_both_losses_begin_from_the_same_weights(data):
+    networks = [Run(TINY, loss, seed, data, CPU).learner.network for loss, seed in ((LOGISTIC, 0), (TEMPERED, 0))]
+    other = Run(TINY, LOGISTIC, 1, data, CPU).learner.network
+    for a, b in zip(*(network.parameters() for network in networks), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(networks[0].dense.weight, other.dense.weight)
+
+
+def test_accuracy_is_the_share_of_right_validation_images(data, tmp_path):
+    """After training, against predictions made by hand, one image at a time; and it has learned the colours."""
+    training = replace(TINY.training, epochs=8)
+    run = Run(replace(TINY, training=training, rate=0.5), TEMPERED, 0, data, CPU)
+    metrics = run.train(tmp_path / "run", silent)
+    right = 0
+    run.learner.network.eval()
+    for row, label in enumerate(data.validation.labels):
+        pixels = torch.tensor(data.validation.read(row)).permute(2, 0, 1)[None] / 255
+        mean, deviation = (torch.tensor(c).view(3, 1, 1) for c in (imagenet.MEAN, imagenet.DEVIATION))
+        x = ((pixels - mean) / deviation).contiguous(memory_format=torch.channels_last)
+        right += int(run.learner.network(x).argmax()) == label
+    assert metrics[-1]["top1"] == pytest.approx(right / 60, abs=1e-6)
+    assert metrics[-1]["top1"] > 0.5  # a tenth by chance
+    assert metrics[-1]["training_loss"] < 0.7 * metrics[0]["training_loss"]
+
+
+def test_a_loss_that_is_not_finite_is_null(data, tmp_path):
+    metrics = Run(replace(TINY, rate=1e30), LOGISTIC, 0, data, CPU).train(tmp_path / "run", silent)
+    assert metrics[-1]["training_loss"] is None
+
+
+# Speed
+
+
+def test_the_loss_s_share_is_of_the_step_with_the_logistic_loss(monkeypatch):
+    """With a clock that a step of either loss moves by a known time, and a machine that slows down all the while."""
+    clock, slower = [0.0], count()
+    asked = []
+
+    def add(self, loss, pixels, labels, of):
+        assert pixels.shape == (4, 16, 16, 3)
+        assert labels.shape == (of,) == (4,)
+        asked.append(loss)
+        clock[0] += (0.5 if loss == LOGISTIC else 0.505) * (1 + 1e-4 * (next(slower) // 2))
+
+    monkeypatch.setattr(imagenet.Learner, "add", add)
+    monkeypatch.setattr(imagenet.Learner, "update", lambda self, rate: None)
+    monkeypatch.setattr(imagenet.time, "perf_counter", lambda: clock[0])
+    speed = imagenet.measure_speed(replace(TINY, turns=10), CPU)
+    assert speed["added"] == pytest.approx(0.01, abs=1e-9)
+    assert speed["added_quartiles"] == pytest.approx([0.01, 0.01], abs=1e-9)
+    assert speed["steps_per_second"] == pytest.approx([2.0, 2 / 1.01], rel=2e-3)
+    assert len(asked) == 2 * 13
+    assert {tuple(asked[i : i + 2]) for i in range(0, 26, 2)} == {(LOGISTIC, TEMPERED), (TEMPERED, LOGISTIC)}
+
+
+# The command
+
+
+def test_table2_end_to_end(folder, tmp_path, monkeypatch):
+    tiny = replace(TINY, training=replace(TINY.training, network="resnet50"))
+    monkeypatch.setitem(imagenet.RECIPES, "resnet50", tiny)
+    out = tmp_path / "new" / "folder"
+    done = invoke(folder, out, "--network", "resnet50", "--seeds", "2")
+    assert done.exit_code == 0, done.output
+    assert sorted(p.name for p in out.iterdir()) == ["curves.jsonl", "speed.jsonl", "table2.jsonl", "table2.md"]
+    rows, curves, (speed,) = (read_rows(out / f"{name}.jsonl") for name in ("table2", "curves", "speed"))
+    cells = [(seed, loss) for seed in (0, 1) for loss in ("logistic", "bi-tempered")]
+    assert [(row["seed"], row["loss"]) for row in rows] == [(row["seed"], row["loss"]) for row in curves] == cells
+    for row, curve in zip(rows, curves, strict=True):
+        assert len(curve["top1"]) == len(curve["training_loss"]) == 3
+        assert row["top1_last"] == curve["top1"][-1]
+        assert row["top1_best"] == max(curve["top1"]) == curve["top1"][row["best_epoch"] - 1]
+        assert row["numbers"] == ([] if row["loss"] == "logistic" else [0.9, 1.05])
+        assert row["torch"] == curve["torch"] == speed["torch"] == torch.__version__
+        assert (row["classes"], row["train_images"], row["validation_images"]) == (10, 160, 60)
+        assert row["commit"]
+    assert all(value > 0 for value in speed["steps_per_second"])
+
+    page = (out / "table2.md").read_text()
+    for place, loss in enumerate(("logistic", "bi-tempered")):
+        values = [100 * row["top1_last"] for row in rows if row["loss"] == loss]
+        expected = f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
+        line = next(line for line in page.splitlines() if line.startswith("| top-1 accuracy, last epoch"))
+        assert line.split(" | ")[place + 1].removesuffix(" |") == expected
+        assert expected in done.stdout
+    assert "| 76.332 ± 0.105 | 76.748 ± 0.164 |" in page
+    assert f"| {speed['steps_per_second'][0]:.4g} | {speed['steps_per_second'][1]:.4g} |" in page
+    assert f"{speed['added']:.2%} (" in page
+
+    monkeypatch.setattr(Run, "epoch", None)  # nothing is trained again
+    monkeypatch.setattr(imagenet, "measure_speed", None)  # nor timed
+    again = invoke(folder, out, "--network", "resnet50", "--seeds", "2")
+    assert again.exit_code == 0, again.output
+    assert (out / "table2.md").read_text() == page
+    assert read_rows(out / "table2.jsonl") == rows
+
+
+def test_quick_takes_two_images_of_each_class(folder, tmp_path):
+    done = invoke(folder, tmp_path, "--quick")
+    assert done.exit_code == 0, done.output
+    for row in read_rows(tmp_path / "table2.jsonl"):
+        assert (row["train_images"], row["validation_images"], row["epochs"], row["size"]) == (20, 20, 2, 64)
+    assert "±" not in next(line for line in done.stdout.splitlines() if "last epoch" in line)
+    full = imagenet.RECIPES["resnet50"]
+    assert imagenet.quick(full, "cuda").timed == full.timed == (256, 224)
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(imagenet.RECIPES, "resnet18", TINY)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert invoke(folder, whole, "--seeds", 1).exit_code == 0
+
+    # Two runs of three epochs: stop in the last one, first after its steps, then among them.
+    measured, step = count(1), count(1)
+    real, real_update = Run.accuracy, imagenet.Learner.update
+
+    def accuracy(self):
+        if next(measured) == 6:
+            raise KeyboardInterrupt
+        return real(self)
+
+    def update(self, rate):
+        if next(step) == 3:  # of that epoch: the steps that are timed have been
+            raise KeyboardInterrupt
+        real_update(self, rate)
+
+    monkeypatch.setattr(Run, "accuracy", accuracy)
+    done = invoke(folder, stopped, "--seeds", 1)
+    assert done.exit_code == 130
+    assert done.stderr == f"bitempered: stopped; the same command with --resume goes on from there ({stopped})\n"
+    checkpoint = stopped / "bi-tempered-seed0.checkpoint"
+    assert checkpoint.exists()
+    assert len(read_rows(stopped / "table2.jsonl")) == 1
+
+    refused = invoke(folder, stopped)
+    assert refused.exit_code == 1
+    assert refused.stderr == f"bitempered: a run was stopped: go on with it with --resume, or delete {checkpoint}\n"
+
+    monkeypatch.setattr(Run, "accuracy", real)
+    monkeypatch.setattr(imagenet.Learner, "update", update)
+    assert invoke(folder, stopped, "--seeds", 1, "--resume").exit_code == 130
+    monkeypatch.setattr(imagenet.Learner, "update", real_update)
+    epochs = []
+    real_epoch = Run.epoch
+    monkeypatch.setattr(Run, "epoch", lambda self, *a: epochs.append((self.loss, a[0])) or real_epoch(self, *a))
+    done = invoke(folder, stopped, "--seeds", 1, "--resume")
+    assert done.exit_code == 0, done.output
+    assert epochs == [(TEMPERED, 3)]
+    for name in ("table2.jsonl", "curves.jsonl"):
+        rows, expected = (without_time(read_rows(path / name)) for path in (stopped, whole))
+        assert rows == expected
+        assert len(rows) == 2
+    assert not list(stopped.glob("*.checkpoint"))
+
+
+def test_weights_after_resumption_are_the_same_bit_for_bit(data, tmp_path):
+    whole, stopped = Run(TINY, TEMPERED, 0, data, CPU), Run(TINY, TEMPERED, 0, data, CPU)
+    whole.train(tmp_path / "whole", silent)
+
+    def stop(step, text):
+        if step == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train(tmp_path / "stopped", stop)
+    resumed = Run(TINY, TEMPERED, 0, data, CPU)
+    resumed.train(tmp_path / "stopped", silent)
+    assert without_time(resumed.metrics) == without_time(whole.metrics)
+    states = [run.learner.network.state_dict() for run in (whole, resumed)]
+    for name, value in states[0].items():
+        assert torch.equal(states[1][name], value), name
+
+
+def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(folder, data, tmp_path, monkeypatch):
+    monkeypatch.setitem(imagenet.RECIPES, "resnet18", TINY)
+    path = tmp_path / "logistic-seed0.checkpoint"
+    Run(replace(TINY, rate=0.2), LOGISTIC, 0, data, CPU).save(path)
+    done = invoke(folder, tmp_path, "--resume")
+    assert done.exit_code == 1
+    assert done.stderr == f"bitempered: {path} is of another run than this; delete it, or choose another folder\n"
+    for content in (b"", b"PK\x03\x04 half"):
+        path.write_bytes(content)
+        done = invoke(folder, tmp_path, "--resume")
+        assert done.exit_code == 1
+        assert f"{path} is not a checkpoint, or a damaged one; delete it to train again" in done.stderr
+        assert path.read_bytes() == content
+
+
+class Mischief:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_checkpoints_execute_nothing(data, tmp_path):
+    path, trace = tmp_path / "run", tmp_path / "trace"
+    torch.save({"identity": Mischief(trace)}, path)
+    with pytest.raises(BadCheckpoint, match="is not a checkpoint"):
+        Run(TINY, LOGISTIC, 0, data, CPU).load(path)
+    assert not trace.exists()
+
+
+def test_other_files_in_the_same_number_are_other_data(folder, tmp_path, monkeypatch):
+    """Rows of one folder are not taken for those of another."""
+    monkeypatch.setitem(imagenet.RECIPES, "resnet18", replace(TINY, training=replace(TINY.training, epochs=1)))
+    other = tmp_path / "other"
+    make_images(other / "train", 16)
+    make_images(other / "val", 6)
+    (other / "val" / "n0002" / "3.JPEG").rename(other / "val" / "n0002" / "three.JPEG")
+    for root in (folder, other):
+        assert invoke(root, tmp_path / "out", "--seeds", "1").exit_code == 0
+    assert len(read_rows(tmp_path / "out" / "table2.jsonl")) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--network", "vgg"], "unknown network 'vgg' of table 2; there is: resnet18, resnet50"),
+        (["--seeds", "0"], "seeds must be at least 1, got 0"),
+    ],
+)
+def test_bad_options_are_refused(options, message, folder, tmp_path):
+    done = invoke(folder, tmp_path / "out", *options)
+    assert done.exit_code == 2
+    assert done.stderr == f"bitempered: {message}\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_torchvision_the_message_says_what_to_install(folder, tmp_path, monkeypatch):
+    monkeypatch.undo()  # the real networks
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    done = invoke(folder, tmp_path, "--quick")
+    assert done.exit_code == 1
+    assert "resnet18 needs the torchvision that belongs to your torch" in done.stderr
+    assert done.stderr.endswith("pip install torchvision\n")
