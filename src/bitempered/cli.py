@@ -24,7 +24,7 @@ def bitempered() -> None:
     """The robust bi-tempered logistic loss: experiments from the command line."""
 
 
-DATA_DIR = typer.Option(help="Folder with the data set's files; without it they are downloaded.")
+DATA_DIR = typer.Option(help="Folder with the data set's files; without it they are downloaded, but for ImageNet.")
 DEVICE = typer.Option(help="Where to train: cpu or cuda. Without it, cuda if there is one.")
 
 
@@ -117,12 +117,15 @@ def reproduce(
 ) -> None:
     """Draw a figure or make a table of the paper.
 
-    Figure 1: log_t, exp_t, and the loss of two classes for several temperatures. Figure 2: a small net on
-    noisy labels in the plane, trained here in about a minute; figure2.jsonl and figure2.md say how well. Table 1:
-    the logistic and the bi-tempered loss on MNIST or CIFAR-100 at six noise levels, settings searched first; a GPU
-    needs minutes, a CPU days. Figure 3: accuracy by epoch in the same runs. Table 2: both losses on ImageNet, which
-    --data-dir must hold as train/CLASS/*.JPEG and val/CLASS/*.JPEG, and what the loss adds to the time of a step; it
-    needs torchvision, and a GPU for days.
+    figure1: log_t, exp_t, and the loss of two classes for several temperatures.
+
+    figure2: a small net on noisy labels in the plane; about a minute on a CPU.
+
+    table1: both losses on MNIST or CIFAR-100 at six noise levels, settings searched first; minutes on a GPU.
+
+    figure3: accuracy by epoch in the runs of table1.
+
+    table2: both losses on ImageNet, and what the loss adds to a step; needs torchvision, and a GPU for days.
     """
     try:
         from bitempered.experiments import figure2
