@@ -380,7 +380,7 @@ def test_sharded_batches_keep_their_sharding():
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_what_is_compiled_does_not_grow_with_the_steps_of_the_solver(traced):
-    """A loop of XLA's: 8 steps for 2 classes and 12 for a vocabulary are one program, and compile as fast."""
+    """A loop of XLA's: 8 steps for 2 classes and 12 for a vocabulary are one program, of one size."""
 
     def lines(classes):
         a, y = jnp.zeros((4, classes)), jnp.zeros(4, int)
