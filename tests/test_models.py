@@ -1,6 +1,5 @@
 """The networks against PyTorch's own layers, and the GPU's convolutions, in Triton's interpreter, against them."""
 
-import os
 import sys
 import types
 from itertools import pairwise
@@ -9,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined, so before the import below
 from bitempered.experiments import fused, models
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
