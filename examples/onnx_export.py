@@ -1,17 +1,20 @@
 """A classifier as an ONNX file that gives probabilities: trained on noisy digits, exported, run by ONNX Runtime.
 
-ONNX has no log1p, so that the file computes log(1 + x). That costs an error of about 2e-8 / abs(t2 - 1), none at
-t2 = 1: below 1e-6 for t2 = 1.05, but 2e-5 for t2 = 1.001.
+Its probabilities are those of torch to 1e-5, next to t2 = 1 as well. There, torch.onnx.export by itself is not as
+good: ONNX has no log1p, and the log(1 + x) in its place costs about 2e-8 / abs(t2 - 1), which is 2e-5 for t2 = 1.001.
+The `log1p` below keeps the digits.
 
     pip install "bitempered[torch]" scikit-learn onnxscript onnxruntime
 """
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import torch
+from onnxscript import opset18 as op
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
@@ -33,6 +36,27 @@ class Classifier(nn.Module):
         return tempered_softmax(self.logits(x), T2)
 
 
+def log1p(x: Any) -> Any:
+    """x log(w) / (w - 1) with w = 1 + x rounded: both factors err alike. x where w is 1, log(x) where w is x."""
+    one = op.CastLike(op.Constant(value_float=1.0), x)
+    w = op.Add(x, one)
+    between = op.Mul(op.Log(w), op.Div(x, op.Sub(w, one)))
+    return op.Where(op.Equal(w, one), x, op.Where(op.Equal(w, x), op.Log(x), between))
+
+
+def export(model: nn.Module, x: Tensor) -> Any:
+    """The ONNX program of a model, for batches of any length."""
+    return torch.onnx.export(
+        model.eval(),
+        (x,),
+        input_names=["x"],
+        dynamic_shapes=({0: "batch"},),
+        dynamo=True,
+        verbose=False,
+        custom_translation_table={torch.ops.aten.log1p.default: log1p},
+    )
+
+
 def main(folder: Path, steps: int = 40) -> tuple[float, float]:
     pixels, labels = load_digits(return_X_y=True)
     x, x_test, y, y_test = train_test_split((pixels / 16).astype(np.float32), labels, test_size=500, random_state=0)
@@ -47,11 +71,7 @@ def main(folder: Path, steps: int = 40) -> tuple[float, float]:
         optimizer.step()
 
     file = folder / "digits.onnx"
-    example = (torch.from_numpy(x_test[:2]),)
-    program = torch.onnx.export(
-        model.eval(), example, input_names=["x"], dynamic_shapes=({0: "batch"},), dynamo=True, verbose=False
-    )
-    program.save(file)
+    export(model, torch.from_numpy(x_test[:2])).save(file)
 
     (probabilities,) = onnxruntime.InferenceSession(file).run(None, {"x": x_test})
     with torch.no_grad():

@@ -90,9 +90,14 @@ def derivatives(f, a, direction=None):
 
 
 def compiled(logits, index, soft):
-    """Losses, and those of bad targets in the last row, from one program of XLA; PyTorch's takes minutes to compile."""
+    """Losses, and those of bad targets in the last row, from one program of XLA.
+
+    On PyTorch from what torch.compile traced, run as it is: its code generator takes minutes.
+    """
     loss = bt.BiTemperedLogisticLoss(0.8, 1.2, reduction=None)
     binary = bt.BiTemperedBinaryLogisticLoss(0.8, 1.2, reduction=None)
+
+    bad_index, bad_soft = index - [0, 0, 0, 2], soft - [[0], [0], [0], [0.5]]
 
     def losses(a, index, bad_index, bad_soft):
         return loss(index, a), loss(bad_index, a), loss(bad_soft, a), binary(bad_soft, a)
@@ -106,8 +111,11 @@ def compiled(logits, index, soft):
 
         losses = jax.jit(losses)
     else:
-        return None
-    return [listed(x) for x in losses(logits, index, index - [0, 0, 0, 2], soft - [[0], [0], [0], [0.5]])]
+        import torch
+
+        losses, logits = torch.compile(losses, backend="eager"), torch.tensor(logits)
+        index, bad_index, bad_soft = map(torch.tensor, (index, bad_index, bad_soft))
+    return [listed(x) for x in losses(logits, index, bad_index, bad_soft)]
 
 
 def manners(logits, index):
@@ -123,7 +131,8 @@ def manners(logits, index):
         "compiled": [loaded.compiled, bare.compiled],
         "loaded": listed(loaded.loss(index, logits)),
         "weighted": listed(loss(index, logits, sample_weight=np.arange(4.0))),
-        "masked": listed(loss(index, keras.layers.Masking(dtype="float64")(logits))),  # it masks the row of zeros
+        # It masks the row of zeros, whose label is padding.
+        "masked": listed(loss(index - [9, 0, 0, 0], keras.layers.Masking(dtype="float64")(logits))),
     }
 
 

@@ -6,9 +6,9 @@ their own softmax: ask for the scores and take `bitempered.numpy.tempered_softma
 `tempered_sigmoid`; examples/xgboost_digits.py and examples/lightgbm_digits.py do.
 """
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ def xgboost_objective(t1: float, t2: float, num_class: int) -> Callable[..., tup
     >>> gradient.round(4), h.round(4)
     (array([[-0.6667,  0.3333,  0.3333]]), array([[0.4444, 0.4444, 0.4444]]))
     """
-    return _Objective(t1, t2, num_class, 2.0 if num_class > 2 else 1.0)
+    return _Objective(t1, t2, num_class, doubled=True)
 
 
 def lightgbm_objective(t1: float, t2: float, num_class: int) -> Callable[..., tuple[Array, Array]]:
@@ -72,7 +72,7 @@ def lightgbm_objective(t1: float, t2: float, num_class: int) -> Callable[..., tu
     >>> h.round(4)
     array([[0.3333, 0.3333, 0.3333]])
     """
-    return _Objective(t1, t2, num_class, num_class / (num_class - 1) if num_class > 2 else 1.0)
+    return _Objective(t1, t2, num_class, doubled=False)
 
 
 def xgboost_metric(t1: float, t2: float, num_class: int) -> Callable[..., Any]:
@@ -117,8 +117,8 @@ class _Loss:
     def __post_init__(self) -> None:
         for name, t in zip(("t1", "t2"), check_temperatures(self.t1, self.t2), strict=True):
             object.__setattr__(self, name, t)  # a Python float, whatever kind of number came
-        if operator.index(self.num_class) < 2:
-            raise ValueError(f"num_class must be at least 2, got {self.num_class}")
+        if not (isinstance(self.num_class, Integral) and self.num_class >= 2):
+            raise ValueError(f"num_class must be an integer >= 2, got {self.num_class!r}")
 
     def _examples(self, first: Any, second: Any, weight: ArrayLike | None) -> tuple[Array, NDArray[np.int64], Array]:
         """Logits (n, K) in float64, class indices (n) and weights (n), from the arguments of either interface."""
@@ -134,6 +134,8 @@ class _Loss:
                 f"num_class = {classes} needs scores of shape {shape} for {n} labels, got {a.shape}:"
                 f" give {told} to the library"
             )
+        if labels.dtype.kind not in "biuf":
+            raise ValueError(f"labels must be class indices, numbers from 0 to {classes - 1}, got dtype {labels.dtype}")
         if not np.isin(labels, np.arange(classes)).all():
             seen = f"values from {labels.min():g} to {labels.max():g}"
             raise IndexError(f"labels must be class indices from 0 to {classes - 1}, got {seen}")
@@ -142,6 +144,8 @@ class _Loss:
         w = np.ones(n) if weight is None or np.size(weight) == 0 else np.asarray(weight, dtype=np.float64)
         if w.shape != (n,):
             raise ValueError(f"weights must be one for each of the {n} labels, got shape {w.shape}")
+        if not ((w >= 0) & (w < np.inf)).all():  # h has their sign
+            raise ValueError(f"weights must be finite numbers >= 0, got values from {w.min():g} to {w.max():g}")
         return a, labels.astype(np.int64), w
 
     def _mean(self, first: Any, second: Any, weight: ArrayLike | None) -> float:
@@ -151,13 +155,15 @@ class _Loss:
 
 @dataclass(frozen=True)
 class _Objective(_Loss):
-    factor: float  # that the library gives h
+    doubled: bool  # XGBoost's way with h for more than two classes; LightGBM's is K / (K - 1)
 
     def __call__(self, first: Any, second: Any, sample_weight: ArrayLike | None = None) -> tuple[Array, Array]:
         a, labels, w = self._examples(first, second, sample_weight)
         gradient, h = _gradient_and_curvature(a, labels, self.t1, self.t2)
-        gradient, h = w[:, None] * gradient, w[:, None] * np.maximum(self.factor * h, FLOOR)
-        return (gradient, h) if self.num_class > 2 else (gradient[:, 1], h[:, 1])
+        classes = self.num_class
+        factor = 1.0 if classes == 2 else 2.0 if self.doubled else classes / (classes - 1)
+        gradient, h = w[:, None] * gradient, w[:, None] * np.maximum(factor * h, FLOOR)
+        return (gradient, h) if classes > 2 else (gradient[:, 1], h[:, 1])
 
 
 @dataclass(frozen=True)

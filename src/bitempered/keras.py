@@ -1,9 +1,10 @@
 """The bi-tempered logistic loss for Keras 3, on its TensorFlow, JAX and PyTorch backends: losses for `model.compile`.
 
 The mathematics is `bitempered.core` on `keras.ops`, one code for every backend. Reverse-mode derivatives in the
-logits, of any order, are closed forms of one solve; those in `y_true` raise. Keras itself casts both arguments to the
-`dtype` of the loss (here float32 for half precision), masks, weights and reduces. To load a model that was saved with
-one of these losses, import this module first.
+logits, the first and the second, are closed forms of one solve; those in `y_true` raise. Keras itself casts both
+arguments to the `dtype` of the loss (here float32 for half precision), masks, weights and reduces; what `y_true` holds
+where Keras masks an example, such as a padding of -1, does not matter. To load a model that was saved with one of these
+losses, import this module first.
 
 Shapes, options and temperatures are always checked; values in eager mode on the CPU. In a compiled step what a check
 would have refused gives NaN: class indices out of range, negative probabilities. Probabilities need not sum to 1
@@ -28,7 +29,7 @@ except ImportError as error:
     missing = (error.name or "keras").split(".")[0]
     if missing in ("tensorflow", "jax", "torch"):
         raise ModuleNotFoundError(
-            f"Keras needs its backend: install {missing}, or set KERAS_BACKEND to tensorflow, jax or torch"
+            f"Keras needs its backend: pip install {missing}, or set KERAS_BACKEND to tensorflow, jax or torch"
         ) from error
     raise ModuleNotFoundError('bitempered.keras needs Keras 3: pip install "bitempered[keras]"') from None
 
@@ -41,6 +42,8 @@ xp = namespace(ops)
 
 class _Loss(keras.losses.Loss):
     """The options that both losses have."""
+
+    axis = -1
 
     def __init__(
         self,
@@ -56,16 +59,28 @@ class _Loss(keras.losses.Loss):
         self.t1, self.t2 = check_temperatures(t1, t2)
         check_label_smoothing(label_smoothing)
         self.label_smoothing = label_smoothing
-        if not from_logits:
+        if from_logits is not True:
             raise ValueError(
-                f"from_logits must be True, got {from_logits!r}: the loss has a softmax of its own; leave out the"
-                " activation of the last layer"
+                f"from_logits must be True, got {from_logits!r}: probabilities are not supported, since the loss has a"
+                " softmax of its own; leave out the activation of the last layer"
             )
 
     @property
     def dtype(self) -> str:
         """float32 also for half precision: Keras casts class indices to this, and they must stay what they are."""
         return "float64" if super().dtype == "float64" else "float32"
+
+    def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        mask = getattr(y_pred, "_keras_mask", None)  # where False, Keras takes 0 times the loss: it must not be NaN
+        if mask is not None and len(mask.shape) == len(y_pred.shape) - 1:
+            y_true = ops.convert_to_tensor(y_true, dtype=self.dtype)
+            filler = 0.0  # class 0, or a probability
+            if len(y_true.shape) == len(y_pred.shape):
+                mask = ops.expand_dims(mask, self.axis)
+                if y_true.shape[self.axis] == y_pred.shape[self.axis]:
+                    filler = 1 / (y_pred.shape[self.axis] or 1)  # probabilities that sum to 1; None in a graph
+            y_true = xp.where(mask, y_true, filler)
+        return super().__call__(y_true, y_pred, sample_weight)
 
     def get_config(self) -> dict[str, Any]:
         options = {"t1": self.t1, "t2": self.t2, "from_logits": True, "label_smoothing": self.label_smoothing}
@@ -84,7 +99,8 @@ class BiTemperedLogisticLoss(_Loss):
     Args:
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
         t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
-        from_logits: True: `y_pred` are logits, the outputs of a last layer without activation. -inf masks a class.
+        from_logits: must be True; there is no False for probabilities. `y_pred` are logits, the outputs of a last
+            layer without activation. -inf masks a class.
         label_smoothing: e in [0, 1] makes y into (1 - e) y + e / C.
         axis: the class axis of `y_pred`, of length C.
         reduction, name, dtype: as in `keras.losses.Loss`.
@@ -149,7 +165,8 @@ class BiTemperedBinaryLogisticLoss(_Loss):
 
     Args:
         t1, t2: as there.
-        from_logits: True: `y_pred` are logits, the outputs of a last layer without activation.
+        from_logits: must be True; there is no False for probabilities. `y_pred` are logits, the outputs of a last
+            layer without activation.
         label_smoothing: e in [0, 1] makes y into (1 - e) y + e / 2.
         reduction, name, dtype: as in `keras.losses.Loss`.
 
@@ -232,7 +249,7 @@ def _with_gradient(gradient: Callable[..., Tensor], value: Tensor, x: Tensor, *c
 def _tied(m: Tensor, a: Tensor, t: float, axis: int) -> Tensor:
     """The solution m of a solve as the function of a that it is: dm = e^(-s m) sum_i e_i da_i, for a constant max(a).
 
-    The rule ties its own m in turn: derivatives of every order are right, and none solves again.
+    The rule ties its own m in turn, for a second derivative without a second solve.
     """
 
     def gradient(upstream: Tensor, m: Tensor, a: Tensor) -> Tensor:
