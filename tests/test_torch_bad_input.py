@@ -188,7 +188,7 @@ def test_values_go_unchecked_where_they_cannot_be_looked_at():
     bad = torch.tensor([0, 7, 2])
     losses = torch.func.vmap(lambda a, y: bi_tempered_logistic_loss(a, y, 0.8, 1.2))(LOGITS, bad)
     want = bi_tempered_logistic_loss(LOGITS, TARGET, 0.8, 1.2, reduction="none")
-    assert torch.equal(losses[[0, 2]], want[[0, 2]])
+    torch.testing.assert_close(losses[[0, 2]], want[[0, 2]])  # one by core, the other by a kernel
 
 
 def test_within_the_tolerance_on_sums_nothing_raises():

@@ -1,7 +1,8 @@
 """Which implementation computes a loss: the only place that decides.
 
-"core" serves everything. "triton" serves class indices without smoothing, on a GPU, in two dimensions, first
-derivatives; whatever else is asked of it later (a second derivative, jvp, vmap) goes through core.
+"core" serves everything. "triton" serves half precision and float32 on a GPU, first derivatives, the tempered softmax
+as well; "cpu" float32 class indices on a CPU that has a C compiler beside it, in two dimensions, first derivatives.
+Whatever else is asked of them later (a second derivative, jvp, vmap) goes through core.
 """
 
 import importlib.util
@@ -11,10 +12,16 @@ from contextvars import ContextVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+from bitempered.kernels import cpu
 
 __all__ = ["choose", "use"]
 
-NAMES = ("core", "triton")
+NAMES = ("core", "triton", "cpu")
+_PLAIN = (Tensor, torch.nn.Parameter)
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # from torch 2.7 on
 _forced: ContextVar[str | None] = ContextVar("bitempered_kernel", default=None)
 
 
@@ -34,35 +41,64 @@ def use(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
-def choose(logits: Tensor, target: Tensor, axis: int | None, label_smoothing: float) -> str:
-    """The name of the implementation for these arguments of a loss."""
+def choose(logits: Tensor, target: Tensor | None, axis: int | None, label_smoothing: float) -> str:
+    """The name of the implementation for these arguments of a loss, or without a target of a tempered softmax."""
     if torch.compiler.is_compiling():
-        return "core"  # which the compiler fuses
+        # Core is what the compiler can fuse; a loss on the GPU goes to the kernel, as an operator of its own.
+        ours = logits.device.type == "cuda" and target is not None and not _is_exporting()
+        return "triton" if ours and _triton_cannot(logits, target, axis) is None else "core"
     forced = _forced.get()
-    if forced == "core" or (forced is None and logits.device.type != "cuda"):
-        return "core"
-    refusal = _triton_refuses(logits, target, axis, label_smoothing)
-    if refusal and forced == "triton":
-        raise RuntimeError(f"the triton kernel cannot compute this loss: {refusal}")
-    return "core" if refusal else "triton"
+    name = forced or {"cuda": "triton", "cpu": "cpu"}.get(logits.device.type, "core")
+    if name == "core":
+        return name
+    refusal = (_triton_refuses if name == "triton" else _cpu_refuses)(logits, target, axis)
+    if refusal and forced:
+        raise RuntimeError(f"the {name} kernel cannot compute this loss: {refusal}")
+    return "core" if refusal else name
 
 
-def _triton_refuses(logits: Tensor, target: Tensor, axis: int | None, label_smoothing: float) -> str | None:
-    """Why the Triton kernel cannot compute this loss, or None."""
+def _triton_refuses(logits: Tensor, target: Tensor | None, axis: int | None) -> str | None:
+    """Why the Triton kernels cannot compute this, or None."""
     if logits.device.type != "cuda":
         return f"it needs logits on a CUDA device, got {logits.device}"
-    if importlib.util.find_spec("triton") is None:
+    return _triton_cannot(logits, target, axis) or _not_plain(logits, target)
+
+
+def _triton_cannot(logits: Tensor, target: Tensor | None, axis: int | None) -> str | None:
+    if not _HAS_TRITON:
         return "triton is not installed"
-    if torch._C._are_functorch_transforms_active():
-        return "it does not run under torch.func transforms"
-    if axis is None or target.is_floating_point() or label_smoothing:
-        return "it takes class indices without label smoothing"
-    if logits.dim() != 2 or logits.stride(1) != 1:
-        return f"it takes logits (N, C) with contiguous rows, got shape {tuple(logits.shape)}"
+    if axis is None:
+        return "it takes logits with a class dimension"
     if logits.dtype == torch.float64:
         return "it computes in float32, got float64 logits"
-    from bitempered.kernels.triton import MAX_CLASSES
-
-    if not 0 < logits.shape[1] <= MAX_CLASSES:
-        return f"it takes up to {MAX_CLASSES} classes, got {logits.shape[1]}"
+    if target is not None and (target.requires_grad or target.dtype == torch.float64):
+        return "it takes targets of at most float32 that need no gradient"
     return None
+
+
+def _not_plain(logits: Tensor, target: Tensor | None) -> str | None:
+    """Kernels read memory: not for them is what stands for other numbers than its memory holds, or is recorded."""
+    if type(logits) not in _PLAIN or (target is not None and type(target) not in _PLAIN) or logits.is_neg():
+        return f"it takes plain tensors, got {type(logits).__name__} and {type(target).__name__}"
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return "it does not run under torch.func transforms or forward-mode differentiation"
+    if torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing():
+        return "it does not run where operations are traced"
+    return None
+
+
+def _cpu_refuses(logits: Tensor, target: Tensor | None, axis: int | None) -> str | None:
+    """Why the CPU kernel cannot compute this loss, or None."""
+    if logits.device.type != "cpu":
+        return f"it needs logits on the CPU, got {logits.device}"
+    if axis is None or target is None or target.is_floating_point():
+        return "it takes class indices"
+    if logits.dtype != torch.float32:
+        return f"it computes in float32, got {logits.dtype} logits"
+    if logits.dim() != 2 or logits.shape[1] >= 2**31:
+        return f"it takes logits (N, C), got shape {tuple(logits.shape)}"
+    refusal = _not_plain(logits, target)
+    if refusal:
+        return refusal
+    made = cpu.library()
+    return str(made) if isinstance(made, cpu.Unavailable) else None

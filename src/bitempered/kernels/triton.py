@@ -1,32 +1,81 @@
-"""The loss of class indices on a GPU, in two Triton kernels that restate `bitempered.core` in float32.
+"""The loss and the tempered softmax on a GPU: Triton kernels that restate `bitempered.core` in float32.
 
-One program holds whole rows in registers: `_forward` reads the logits once and writes each row's loss and its m,
-`_backward` reads them once more and writes the gradient. So backward keeps what the PyTorch adapter keeps, and second
-derivatives can go through core. tests/test_triton.py runs the kernels in Triton's interpreter.
+A program owns a few rows and solves for their m. With d = e^(-s m), x_i = 1 + s u_i d and q_i = 1 / x_i, a change of m
+moves every probability by a power of a linear function,
+
+    p_i(m + delta) = p_i(m) (1 + s z q_i)^(-1/s),      z = phi_s(delta),
+
+so that one pass over a row, summing r_i q_i^k for k = 0..3, gives its mass as a function of delta: enough for a step of
+third order, and where the step is small for every sum of the loss and of its gradient at m + delta. A chunk from
+the middle of a long row gives the start. Mostly, then, a row is read twice: for the sums, and to write its gradient.
+
+The label and, but for the first pass over a long row, the largest class stay out of the sums and are dealt with as
+scalars. So 1 - p is a sum of other probabilities, never a difference, and a small gradient keeps its digits.
+
+Tiles are (rows, columns / vector, vector): one thread loads the numbers of the last axis together, and adds them up
+before it adds to its sums. tests/test_triton.py runs all this in Triton's interpreter.
 """
 
+import functools
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
-from torch import Tensor, empty, float32
+from torch import Tensor
 
-from bitempered import core
+from bitempered.torch.autograd import target_weights
 
-MAX_CLASSES = 65536  # beyond, a row does not fit the registers of one program
+LOG2E = tl.constexpr(math.log2(math.e))
+LN2 = tl.constexpr(math.log(2))
+LIMIT = tl.constexpr(24)  # on the passes over a row, whatever its logits
 
 
 @triton.jit
-def _log1p(x):
-    """log(1 + x), exact also where 1 + x rounds: the error of the sum is divided out again."""
-    w = 1.0 + x
-    return tl.where(w == 1.0, x, tl.log(w) * (x / tl.where(w == 1.0, 1.0, w - 1.0)))
+def _wide(x):
+    return x[:, None, None]
+
+
+@triton.jit
+def _any(x):
+    return tl.max(x.to(tl.int32), 0) > 0
+
+
+@triton.jit
+def _sum(x):
+    return tl.sum(tl.sum(x, 2), 1)
+
+
+@triton.jit
+def _exp(x):
+    return tl.math.exp2(x * LOG2E)
+
+
+@triton.jit
+def _log2(x, FAST: tl.constexpr):
+    """FAST is one instruction of NVIDIA's, off by 2^-22 near 1, where tl.log2 takes twenty."""
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return tl.log2(x)
+
+
+@triton.jit
+def _log1p(z, FAST: tl.constexpr):
+    """log(1 + z), near 0 as 2 artanh(z / (2 + z)), which does not round 1 + z."""
+    y = z / (2.0 + z)
+    w = y * y
+    near = y * (2.0 + w * (2.0 / 3.0 + w * (2.0 / 5.0 + w * (2.0 / 7.0 + w * (2.0 / 9.0)))))
+    return tl.where(tl.abs(z) < 0.4, near, _log2(1.0 + z, FAST) * LN2)
 
 
 @triton.jit
 def _expm1(x):
-    """exp(x) - 1: near 0 the rounding of exp(x) is divided out again, elsewhere nothing cancels."""
-    e = tl.exp(x)
-    near = (e - 1.0) * (x / tl.where(e == 1.0, 1.0, tl.log(e)))
-    return tl.where(e == 1.0, x, tl.where(tl.abs(x) < 0.5, near, e - 1.0))
+    near = x * (1.0 + x * (1.0 / 2 + x * (1.0 / 6 + x * (1.0 / 24 + x * (1.0 / 120 + x * (1.0 / 720))))))
+    return tl.where(tl.abs(x) < 0.25, near, _exp(x) - 1.0)
 
 
 @triton.jit
@@ -35,148 +84,887 @@ def _phi(v, s, S_IS_ZERO: tl.constexpr):
 
 
 @triton.jit
-def _psi(v, s, S_IS_ZERO: tl.constexpr):
-    return v if S_IS_ZERO else _log1p(s * v) / s
+def _psi(v, s, S_IS_ZERO: tl.constexpr, FAST: tl.constexpr):
+    return v if S_IS_ZERO else _log1p(s * v, FAST) / s
 
 
 @triton.jit
-def _log_ratios(u, masked, m, s, KIND: tl.constexpr):
-    """log r_i and the classes outside a finite support (the edge is inside); KIND is the sign of s = t - 1."""
+def _decay(m, s):
+    x = -s * m
+    near = _expm1(x) + 1.0  # exact to the last bit, where a GPU's exp2 is not: u may be large
+    # A masked class, u = inf, stays at inf where e^(-s m) underflows.
+    return tl.maximum(tl.where(tl.abs(x) < 0.25, near, _exp(x)), 1e-37)
+
+
+@triton.jit
+def _log_ratio(u, d, s, KIND: tl.constexpr, FAST: tl.constexpr):
+    """log r to full precision, -inf where r is 0; and which classes are outside the support (its edge is inside)."""
     if KIND == 0:
-        return tl.where(masked, float("-inf"), -u), masked
-    x = s * tl.where(masked, 0.0, u) * tl.exp(-s * m)
-    outside = masked | (x < -1.0)
-    log_r = -_log1p(tl.where(outside | (x == -1.0), 0.0, x)) / s
-    return tl.where(outside | (x == -1.0), float("-inf"), log_r), outside
+        return -u, u != u
+    x = s * (u * d)
+    outside = (x < -1.0) | (u == float("inf")) if KIND < 0 else u != u
+    zero = (x <= -1.0) | (u == float("inf"))
+    return tl.where(zero, float("-inf"), -_log1p(tl.where(zero, 0.0, x), FAST) / s), outside
 
 
 @triton.jit
-def _gaps(logits_ptr, stride, rows, n_rows, columns, n_classes):
-    """u and the masked classes, among them the columns beyond the last class."""
-    kept = (rows < n_rows)[:, None] & (columns < n_classes)[None, :]
-    at = rows.to(tl.int64)[:, None] * stride + columns[None, :]
-    a = tl.load(logits_ptr + at, mask=kept, other=float("-inf")).to(tl.float32)
-    u = tl.max(a, axis=1)[:, None] - a
-    # Rows beyond the last are all masked, and NaN; real rows of -inf are NaN too, but not beyond their last column.
-    return u, (u == float("inf")) | (columns >= n_classes)[None, :], kept
+def _log2_ratio(u, d, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr):
+    """log2 r as fast as its use in sums allows, and x; outside the support both are those of its edge."""
+    if KIND == 0:
+        return u * -LOG2E, u
+    z = u * (s * d)
+    x = 1.0 + z
+    if KIND < 0:
+        x = tl.where(x < 1e-37, 1e-37, x)
+    log2_x = _log2(x, FAST)
+    if NEAR:  # 1 + z loses what 1 / s blows up
+        log2_x = tl.where(tl.abs(z) < 0.4, _log1p(z, FAST) * LOG2E, log2_x)
+    return log2_x * (-1.0 / s), x
 
 
 @triton.jit
-def _forward(
-    logits_ptr, stride, target_ptr, weight_ptr, loss_ptr, m_ptr, n_rows, n_classes, ignore_index, t1, t2, s,
-    KIND: tl.constexpr, T1_IS_ONE: tl.constexpr, WEIGHTED: tl.constexpr, STEPS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+def _root(x, Q: tl.constexpr, FAST: tl.constexpr):
+    return tl.math.rsqrt(x) if Q == 2 else tl.math.exp2(_log2(x, FAST) * (-1.0 / Q))
+
+
+@triton.jit
+def _power(h, N: tl.constexpr):
+    y = 1.0
+    for bit in tl.static_range(6):
+        if (N >> bit) & 1:
+            y = h * y
+        h = h * h
+    return y
+
+
+@triton.jit
+def _summands(
+    u, d, t1, t2, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, SHIFT: tl.constexpr,
+    Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, COLUMNS)
-    u, masked, _ = _gaps(logits_ptr, stride, rows, n_rows, columns, n_classes)
-
-    finite = tl.where(masked, 0.0, u)
-    count = tl.sum(tl.where(masked, 0.0, 1.0), axis=1)
-    v = tl.sum(finite, axis=1) / count * tl.exp(-s * tl.log(count))
-    defined = s * v < 1.0
-    bound = tl.log(count) - _psi(tl.where(defined, v, 0.0), -s, KIND == 0)
-    m = tl.where(defined & (bound > 0.0), bound, 0.0)
-    for _ in tl.static_range(STEPS):
-        log_r, _ = _log_ratios(u, masked, m[:, None], s, KIND)
-        r = tl.exp(log_r)
-        r_to_t = tl.where(log_r == float("-inf"), 0.0, tl.exp(t2 * log_r))
-        total = tl.sum(r, axis=1)
-        log_z = tl.log(total) - m
-        excess = total / tl.sum(r_to_t, axis=1) - 1.0
-        m += log_z + _psi(excess * _phi(log_z, -s, KIND == 0), s, KIND == 0)
-
-    log_r, _ = _log_ratios(u, masked, m[:, None], s, KIND)
-    log_p = log_r - m[:, None]
-    label = tl.load(target_ptr + rows, mask=rows < n_rows, other=0)
-    is_label = columns[None, :] == label[:, None]
-    d = -tl.sum(tl.where(is_label, log_p, 0.0), axis=1)
-    others = tl.sum(tl.where(is_label | (columns >= n_classes)[None, :], 0.0, tl.exp((2.0 - t1) * log_p)), axis=1)
-    loss = _phi(d, t1 - 1.0, T1_IS_ONE) - _phi(d, t1 - 2.0, False) + others / (2.0 - t1)
-    loss = tl.where(loss < 0.0, 0.0, loss)
-    kept = (label != ignore_index) & (rows < n_rows)
-    if WEIGHTED:
-        w = tl.load(weight_ptr + label, mask=kept, other=0.0).to(tl.float32)
-        loss = tl.where(w == 0.0, 0.0, w * loss)
-    tl.store(loss_ptr + rows, tl.where(kept, loss, 0.0), mask=rows < n_rows)
-    tl.store(m_ptr + rows, m, mask=rows < n_rows)
+    """What `_named` takes the sums of. A root h = x^(-1/Q) with r = h^R and r^(2-t1) = h^E saves transcendentals."""
+    if Q > 0:
+        h = _root(1.0 + u * (s * d), Q, FAST)
+        q, r, re = _power(h, Q), _power(h, R), _power(h, E)
+    else:
+        log2_r, x = _log2_ratio(u, d, s, KIND, NEAR, FAST)
+        r = tl.math.exp2(log2_r)
+        re = r if SHIFT == 0 else tl.math.exp2((2.0 - t1) * log2_r)
+        if KIND == 0:
+            return r, re, r, r, r, r, r, r
+        if KIND < 0:
+            rt, both = tl.math.exp2(t2 * log2_r), tl.math.exp2((1.0 + t2 - t1) * log2_r)
+            out = u * (s * d) < -1.0
+            r, rt = tl.where(out, 0.0, r), tl.where(out, 0.0, rt)
+            return r, rt, tl.where(out, 0.0, re), tl.where(out, 0.0, both), r, r, r, r
+        h = tl.math.rsqrt(x)
+        q = h * h
+    q2 = q * q
+    q3 = q2 * q
+    if SHIFT == 1:
+        return r, r * q, r * q2, r * q3, r * (q2 * q2), r, r, r
+    return r, r * q, r * q2, r * q3, re, re * q, re * q2, re * q3
 
 
 @triton.jit
-def _backward(
-    logits_ptr, stride, target_ptr, weight_ptr, m_ptr, g_ptr, grad_ptr, n_rows, n_classes, ignore_index, t1, t2, s,
-    KIND: tl.constexpr, SAME: tl.constexpr, T2_IS_ZERO: tl.constexpr, WEIGHTED: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, COLUMNS)
-    u, masked, kept = _gaps(logits_ptr, stride, rows, n_rows, columns, n_classes)
-    m = tl.load(m_ptr + rows, mask=rows < n_rows, other=0.0)[:, None]
-    log_r, outside = _log_ratios(u, masked, m, s, KIND)
-    log_p = log_r - m
-    label = tl.load(target_ptr + rows, mask=rows < n_rows, other=0)
-    y = tl.where(columns[None, :] == label[:, None], 1.0, 0.0)
-    v = tl.exp(log_p) - y
-    if not SAME:
-        v *= tl.exp((t2 - t1) * log_p)
-    escort = tl.where(outside, 0.0, 1.0) if T2_IS_ZERO else tl.exp(t2 * log_r)
-    if KIND < 0:  # where the probability is 0, only the edge of the support counts
-        v, escort = tl.where(outside, 0.0, v), tl.where(outside, 0.0, escort)
-    v_sum, escort_sum = tl.sum(tl.where(kept, v, 0.0), axis=1), tl.sum(tl.where(kept, escort, 0.0), axis=1)
-    grad = v - escort * (v_sum / escort_sum)[:, None]
-    g = tl.load(g_ptr + rows, mask=rows < n_rows, other=0.0)
-    factor = tl.where(label == ignore_index, 0.0, 1.0)
-    if WEIGHTED:
-        factor *= tl.load(weight_ptr + label, mask=(rows < n_rows) & (label != ignore_index), other=0.0).to(tl.float32)
-    grad = tl.where((factor == 0.0)[:, None], 0.0, (g * factor)[:, None] * grad)
-    at = rows.to(tl.int64)[:, None] * n_classes + columns[None, :]
-    tl.store(grad_ptr + at, grad.to(grad_ptr.dtype.element_ty), mask=kept)
+def _named(b0, b1, b2, b3, b4, b5, b6, b7, KIND: tl.constexpr, SHIFT: tl.constexpr):
+    """The sums S_k of r q^k and T_k of r^(2-t1) q^k, k = 0..3; below t2 = 1 only k = 0, 1 mean anything.
 
-
-def _launch(n: int, classes: int) -> tuple[int, int, int]:
-    """Rows and columns of a program's tile, and its warps.
-
-    About 2,048 numbers, or one row where that is longer, or less where there would be few programs: a small batch is
-    bound by how long one program takes.
+    SHIFT is n where r^(1-t1) = q^n, n = 0 or 1: then T_k = S_(k+n). Otherwise -1.
     """
-    columns = max(16, triton.next_power_of_2(classes))
-    rows = max(1, 2048 // columns)
-    while rows > 1 and rows * columns > 128 and n < 512 * rows:
-        rows //= 2
-    return rows, columns, min(32, max(1 if rows * columns < 512 else 4, rows * columns // 1024))
+    if KIND == 0:
+        if SHIFT == 0:
+            return b0, b0, b0, b0, b0, b0, b0, b0
+        return b0, b0, b0, b0, b1, b1, b1, b1
+    if KIND < 0:
+        if SHIFT == 0:
+            return b0, b1, b1, b1, b0, b1, b1, b1
+        return b0, b1, b1, b1, b2, b3, b3, b3
+    if SHIFT == 0:
+        return b0, b1, b2, b3, b0, b1, b2, b3
+    if SHIFT == 1:
+        return b0, b1, b2, b3, b1, b2, b3, b4
+    return b0, b1, b2, b3, b4, b5, b6, b7
 
 
-def _sign(x: float) -> int:
-    return (x > 0) - (x < 0)
+@triton.jit
+def _columns(COLUMNS: tl.constexpr, VECTOR: tl.constexpr):
+    return tl.arange(0, COLUMNS // VECTOR)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
 
 
-def forward(
-    logits: Tensor, target: Tensor, weight: Tensor | None, t1: float, t2: float, ignore_index: int
-) -> tuple[Tensor, Tensor]:
-    """Loss and m of each row of logits (N, C), whose rows are contiguous, with class indices (N,)."""
-    n, classes = logits.shape
-    loss, m = (empty(n, dtype=float32, device=logits.device) for _ in range(2))
-    rows, columns, warps = _launch(n, classes)
-    if n:
-        _forward[(triton.cdiv(n, rows),)](
-            logits, logits.stride(0), target, weight, loss, m, n, classes, ignore_index, t1, t2, t2 - 1,
-            KIND=_sign(t2 - 1), T1_IS_ONE=t1 == 1, WEIGHTED=weight is not None,
-            STEPS=core.newton_steps(t2, classes, 2.0**-23), ROWS=rows, COLUMNS=columns, num_warps=warps,
+@triton.jit
+def _load(base, class_stride, c, n_classes, row_in, AGAIN: tl.constexpr = False):
+    """The logits of classes c, -inf beyond the last class; kept in the cache where they are to be loaded AGAIN."""
+    kept = row_in[:, None, None] & (c < n_classes)[None, :, :]
+    at = base[:, None, None] + (c.to(tl.int64) * class_stride)[None, :, :]
+    if AGAIN:
+        a = tl.load(at, mask=kept, other=float("-inf"), eviction_policy="evict_last")
+    else:
+        a = tl.load(at, mask=kept, other=float("-inf"), eviction_policy="evict_first")
+    return a.to(tl.float32)
+
+
+@triton.jit
+def _store(base, class_stride, c, n_classes, row_in, x):
+    kept = row_in[:, None, None] & (c < n_classes)[None, :, :]
+    at = base[:, None, None] + (c.to(tl.int64) * class_stride)[None, :, :]
+    tl.store(at, x.to(base.dtype.element_ty), mask=kept, eviction_policy="evict_first")
+
+
+@triton.jit
+def _rows(n_inner, ROWS: tl.constexpr):
+    """The rows of this program: in which block of rows, where inside it, whether they exist, and their numbers."""
+    tiles = tl.cdiv(n_inner, ROWS)
+    outer = (tl.program_id(0) // tiles).to(tl.int64)
+    inner = (tl.program_id(0) % tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    return outer, inner, inner < n_inner, outer * n_inner + inner
+
+
+@triton.jit
+def _step(m, s0, s1, s2, s3, s, KIND: tl.constexpr, FAST: tl.constexpr):
+    """The change of m that brings the mass to 1, and the variance of q.
+
+    As core's, Newton on the power -s of the mass; above t = 1 with the next two terms of its series in z, which has
+    -(1+s)/2 times the variance of q and (1+s)/6 ((1+2s) its third cumulant + 3 s its mean times its variance) in
+    front of z^2 and z^3.
+    """
+    log_z = _log2(s0, FAST) * LN2 - m
+    if KIND == 0:
+        return log_z, m
+    ratio, variance = s0 / s1, m
+    if KIND > 0:
+        inverse = 1.0 / s0
+        mean = s1 * inverse
+        square = mean * mean
+        variance = tl.maximum(s2 * inverse - square, 0.0)
+        cumulant = s3 * inverse - mean * (3.0 * variance + square)
+        newton = tl.minimum(_phi(log_z, s, False), 1e12) * ratio
+        second = -0.5 * (1.0 + s) * variance * newton * ratio
+        third = (1.0 + s) / 6.0 * ((1.0 + 2.0 * s) * cumulant + 3.0 * s * mean * variance) * newton * newton * ratio
+        small = (tl.abs(second) < 0.25) & (tl.abs(third) < 0.25)
+        ratio /= 1.0 + tl.where(small, second + third - second * second, tl.minimum(tl.maximum(second, -0.5), 1.0))
+    change = (ratio - 1.0) * _phi(log_z, -s, False)
+    if KIND > 0:
+        change = tl.maximum(change, -0.9 / s)  # from above the root, where the step would leave the domain
+    return log_z + _psi(change, s, False, FAST), variance
+
+
+@triton.jit
+def _moved(w0, w1, w2, b, z, delta, s, KIND: tl.constexpr, FAST: tl.constexpr):
+    """A sum of b-th powers of r at m + delta, from that sum at m and those with one and two factors q more."""
+    if KIND <= 0:  # at t = 1 r does not depend on m, and below the last step is rounding
+        return w0
+    inverse = 1.0 / tl.maximum(w0, 1e-30)
+    mean = w1 * inverse
+    spread = z / (1.0 + s * z * mean)
+    variance = w2 * inverse - mean * mean
+    power = _exp(b * (delta - _psi(z * mean, s, False, FAST)))
+    return w0 * power * (1.0 + 0.5 * b * (b + s) * spread * spread * variance)
+
+
+@triton.jit
+def _solve(
+    base, class_stride, n_classes, row_in, active, label, label_logit, t1, t2, s,
+    KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, SHIFT: tl.constexpr,
+    Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, SINGLE: tl.constexpr,
+):  # fmt: skip
+    """For each row: a point of reference near its maximum, m in terms of it, the last step of m; whether the classes at
+    the point of reference are left out of the sums, and how many they are; the sums before that step over all classes
+    but those and the label; and the logits themselves where the row is SINGLE, one tile."""
+    TERMS: tl.constexpr = (2 - (SHIFT == 0)) * (1 if KIND == 0 else 2 if KIND < 0 else 4) if SHIFT < 1 else 5
+    columns = _columns(COLUMNS, VECTOR)
+    first = tl.multiple_of((n_classes // COLUMNS // 2) * COLUMNS, 16)
+    tile = _load(base, class_stride, first + columns, n_classes, row_in, True)
+    top = tl.maximum(tl.max(tl.max(tile, 2), 1), label_logit)
+    u = _wide(top) - tile
+    masked = u == float("inf")
+    count, mean = _sum(tl.where(masked, 0.0, 1.0)), _sum(tl.where(masked, 0.0, u))
+    mean /= count
+    scale = 1.0 if SINGLE else n_classes / COLUMNS
+    log_count = _log2(count * scale, FAST) * LN2
+    v = mean * _exp(-s * log_count)
+    defined = s * v < 1.0
+    bound = log_count - _psi(tl.where(defined, v, 0.0), -s, KIND == 0, FAST)
+    m = tl.where(defined & (bound > 0.0), bound, 0.0)
+
+    ties, delta, b0, b1, b2, b3, b4, b5, b6, b7 = m * 0.0, m, m, m, m, m, m, m, m, m
+    # What `_moved` leaves out, relative to the sum: this times the third power of z and the third cumulant of q.
+    b = tl.maximum(tl.maximum(t2, 2.0 - t1), 1.0 + t2 - t1)
+    remainder = b * (b + s) * (b + 2.0 * s)
+    passes = 0
+    todo = _any(active)
+    while todo:
+        d = _decay(m, s)
+        if SINGLE:
+            others, at_top = columns[None, :, :] != _wide(label), tile == _wide(top)
+            ties = _sum(tl.where(others & at_top, 1.0, 0.0))
+            u = _wide(top) - tl.where(others & (at_top == 0), tile, float("-inf"))
+            b0, b1, b2, b3, b4, b5, b6, b7 = _summands(u, _wide(d), t1, t2, s, KIND, NEAR, FAST, SHIFT, Q, R, E)
+            b0, b1, b2, b3 = _sum(b0), _sum(b1), _sum(b2), _sum(b3)
+            b4, b5, b6, b7 = _sum(b4), _sum(b5), _sum(b6), _sum(b7)
+        else:
+            sampling, peel = passes == 0, passes > 1
+            zero = tl.zeros((ROWS, COLUMNS // VECTOR), tl.float32)
+            a0, a1, a2, a3, a4, a5, a6, a7, tied = zero, zero, zero, zero, zero, zero, zero, zero, zero
+            highest = zero + float("-inf")
+            start, stop = tl.where(sampling, first, 0), tl.where(sampling, first + COLUMNS, n_classes)
+            for at in tl.range(start, stop, COLUMNS):
+                at = tl.multiple_of(at, 16)
+                a = _load(base, class_stride, at + columns, n_classes, row_in, True)
+                highest = tl.maximum(highest, tl.max(a, 2))
+                if _any((label >= at) & (label < at + COLUMNS)):
+                    a = tl.where((at + columns)[None, :, :] == _wide(label), float("-inf"), a)
+                if peel:
+                    at_top = a == _wide(top)
+                    tied += tl.sum(tl.where(at_top, 1.0, 0.0), 2)
+                    a = tl.where(at_top, float("-inf"), a)
+                x0, x1, x2, x3, x4, x5, x6, x7 = _summands(
+                    _wide(top) - a, _wide(d), t1, t2, s, KIND, NEAR, FAST, SHIFT, Q, R, E
+                )
+                a0 += tl.sum(x0, 2)
+                if TERMS > 1:
+                    a1 += tl.sum(x1, 2)
+                if TERMS > 2:
+                    a2 += tl.sum(x2, 2)
+                    a3 += tl.sum(x3, 2)
+                if TERMS > 4:
+                    a4 += tl.sum(x4, 2)
+                if TERMS > 5:
+                    a5 += tl.sum(x5, 2)
+                    a6 += tl.sum(x6, 2)
+                    a7 += tl.sum(x7, 2)
+            b0 = tl.sum(a0, 1)
+            if TERMS > 1:
+                b1 = tl.sum(a1, 1)
+            if TERMS > 2:
+                b2, b3 = tl.sum(a2, 1), tl.sum(a3, 1)
+            if TERMS > 4:
+                b4 = tl.sum(a4, 1)
+            if TERMS > 5:
+                b5, b6, b7 = tl.sum(a5, 1), tl.sum(a6, 1), tl.sum(a7, 1)
+            if peel:
+                ties = tl.sum(tied, 1)
+            if sampling:
+                b0, b1, b2, b3 = b0 * scale, b1 * scale, b2 * scale, b3 * scale
+        y0, y1, y2, y3, y4, y5, y6, y7 = _summands(top - label_logit, d, t1, t2, s, KIND, NEAR, FAST, SHIFT, Q, R, E)
+        S0, S1, S2, S3, T0, T1, T2, T3 = _named(
+            b0 + y0 + ties, b1 + y1 + ties, b2 + y2 + ties, b3 + y3 + ties,
+            b4 + y4 + ties, b5 + y5 + ties, b6 + y6 + ties, b7 + y7 + ties, KIND, SHIFT,
         )  # fmt: skip
-    return loss, m
+        delta, variance = _step(m, S0, S1, S2, S3, s, KIND, FAST)
+        if KIND > 0:
+            z = tl.abs(_phi(delta, s, False))
+            error = remainder * z * z * z * variance
+        elif KIND < 0:
+            error = tl.abs(delta)
+        else:
+            error = delta * 0.0
+        done = error <= 3e-6
+        if SINGLE:
+            done |= (S0 != S0) | (passes == LIMIT)
+            better = tl.maximum(m + delta, 0.0)
+            todo = _any(active & (done == 0))
+            m = tl.where(todo, better, m)
+        elif sampling:
+            m = tl.where(m + delta > 0.0, m + delta, 0.0)
+        else:
+            # In terms of the maximum, which is above the point of reference by `excess`, m is smaller.
+            peak = tl.maximum(tl.maximum(tl.max(highest, 1), label_logit), top)
+            excess = peak - top
+            valid = (excess * d <= 20.0) & (tl.abs(s) * excess * d <= 0.5)
+            better = tl.where(valid, m + delta, m)
+            shift = excess * _decay(better, s)
+            below = s * shift < 0.9
+            better += _psi(-tl.where(below, shift, 0.0), s, KIND == 0, FAST)
+            better = tl.where(below & (better > 0.0), better, 0.0)
+            # A class with most of the mass asks for a pass without it.
+            done = (done & valid & (peel | (better > 0.1))) | ((S0 != S0) & peel) | (passes == LIMIT)
+            todo = _any(active & (done == 0))
+            top, m = tl.where(todo, peak, top), tl.where(todo, better, m)
+        passes += 1
+    S0, S1, S2, S3, T0, T1, T2, T3 = _named(b0, b1, b2, b3, b4, b5, b6, b7, KIND, SHIFT)
+    m += top - top  # an infinite maximum has no answer
+    return top, m, delta, (passes > 2) | SINGLE, ties, S0, S1, S2, S3, T0, T1, T2, T3, tile
 
 
-def backward(
-    logits: Tensor, target: Tensor, weight: Tensor | None, m: Tensor, g: Tensor, t1: float, t2: float, ignore_index: int
-) -> Tensor:
-    """The gradient of sum(g * loss) in the logits."""
-    n, classes = logits.shape
-    grad = empty((n, classes), dtype=logits.dtype, device=logits.device)
-    rows, columns, warps = _launch(n, classes)
-    if n:
-        _backward[(triton.cdiv(n, rows),)](
-            logits, logits.stride(0), target, weight, m, g, grad, n, classes, ignore_index, t1, t2, t2 - 1,
-            KIND=_sign(t2 - 1), SAME=t1 == t2, T2_IS_ZERO=t2 == 0, WEIGHTED=weight is not None,
-            ROWS=rows, COLUMNS=columns, num_warps=warps,
-        )  # fmt: skip
+@triton.jit
+def _normalize(
+    base, class_stride, n_classes, row_in, active, t, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, SINGLE: tl.constexpr,
+):  # fmt: skip
+    """`_solve` without a label: the point of reference, m, and the logits of a SINGLE row."""
+    nowhere, nothing = tl.full((ROWS,), -1, tl.int32), tl.full((ROWS,), float("-inf"), tl.float32)
+    top, m, delta, _, _, _, _, _, _, _, _, _, _, tile = _solve(
+        base, class_stride, n_classes, row_in, active, nowhere, nothing, 1.0, t, s,
+        KIND, NEAR, FAST, 0, 0, 0, 0, ROWS, COLUMNS, VECTOR, SINGLE,
+    )  # fmt: skip
+    return top, m + delta, tile
+
+
+@triton.jit
+def _gradients(
+    u, d, c1, c2, t1, t2, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr,
+    Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    """c1 r^(1+t2-t1) + c2 r^t2."""
+    if Q > 0:
+        h = _root(1.0 + u * (s * d), Q, FAST)
+        if E >= R:
+            return _power(h, R + Q) * (c1 * _power(h, E - R) + c2)
+        return _power(h, E + Q) * (c1 + c2 * _power(h, R - E))
+    log2_r, _ = _log2_ratio(u, d, s, KIND, NEAR, FAST)
+    grad = c1 * tl.math.exp2((1.0 + t2 - t1) * log2_r) + c2 * tl.math.exp2(t2 * log2_r)
+    if KIND < 0:
+        grad = tl.where(u * (s * d) < -1.0, 0.0, grad)
     return grad
+
+
+@triton.jit
+def _loss(
+    logits_ptr, outer_stride, inner_stride, class_stride, grad_ptr, grad_outer, grad_inner, grad_class,
+    target_ptr, weight_ptr, g_ptr, g_stride, losses_ptr, divisor_ptr, n_inner, n_classes, ignore_index, t1, t2, s,
+    KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, SHIFT: tl.constexpr,
+    Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr, SAME: tl.constexpr,
+    WEIGHTED: tl.constexpr, MEAN: tl.constexpr, REDUCE: tl.constexpr, WITH_LOSS: tl.constexpr, WITH_GRAD: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, SINGLE: tl.constexpr,
+):  # fmt: skip
+    """The loss of class indices, per row or summed over the rows of a program, and its gradient: both weighted and, for
+    a MEAN, divided by the divisor; the gradient also, where it is SCALED, multiplied by g."""
+    outer, inner, row_in, row = _rows(n_inner, ROWS)
+    base = logits_ptr + outer * outer_stride + inner * inner_stride
+    label = tl.load(target_ptr + row, mask=row_in, other=0).to(tl.int64)
+    ignored = label == ignore_index
+    known = (label >= 0) & (label < n_classes)
+    tl.device_assert(ignored | known | (row_in == 0), "target must hold class indices or ignore_index")
+    active = row_in & known & (ignored == 0)
+    label_logit = tl.load(base + label * class_stride, mask=active, other=float("-inf")).to(tl.float32)
+    factor = tl.where(ignored, 0.0, 1.0)
+    if WEIGHTED:
+        factor = tl.load(weight_ptr + label, mask=active, other=0.0).to(tl.float32)
+    label = tl.where(active, label, -1).to(tl.int32)
+    top, m, delta, peeled, ties, S0, S1, S2, S3, T0, T1, T2, T3, tile = _solve(
+        base, class_stride, n_classes, row_in, active & (factor != 0.0), label, label_logit, t1, t2, s,
+        KIND, NEAR, FAST, SHIFT, Q, R, E, ROWS, COLUMNS, VECTOR, SINGLE,
+    )  # fmt: skip
+    z = _phi(delta, s, KIND == 0)
+    m += delta
+    d = _decay(m, s)
+    log_r, outside = _log_ratio(top - label_logit, d, s, KIND, FAST)
+    log_p = log_r - m
+    divisor = tl.load(divisor_ptr).to(tl.float32) if MEAN else 1.0
+
+    if WITH_LOSS:
+        others = _exp((t1 - 2.0) * m) * (_moved(T0, T1, T2, 2.0 - t1, z, delta, s, KIND, FAST) + ties)
+        loss = _phi(-log_p, t1 - 1.0, SHIFT == 0) - _phi(-log_p, t1 - 2.0, False) + others / (2.0 - t1)
+        loss = tl.where(factor == 0.0, 0.0, factor * tl.where(loss < 0.0, 0.0, loss))
+        loss = tl.where(ignored | known, loss, float("nan"))
+        if REDUCE:
+            tl.store(losses_ptr + tl.program_id(0), tl.sum(tl.where(row_in, loss, 0.0), 0) / divisor)
+        else:
+            tl.store(losses_ptr + row, loss.to(losses_ptr.dtype.element_ty), mask=row_in)
+
+    if WITH_GRAD:
+        factor /= divisor
+        if SCALED:
+            factor *= tl.load(g_ptr + row * g_stride, mask=row_in, other=0.0).to(tl.float32)
+        zero = ignored | (factor == 0.0)
+        power = _exp((t1 - 1.0 - t2) * m)
+        rest_t2 = _moved(S1, S2, S3, t2, z, delta, s, KIND, FAST)
+        rest_both = _moved(T1, T2, T3, 1.0 + t2 - t1, z, delta, s, KIND, FAST)
+        not_label = _exp(-m) * (_moved(S0, S1, S2, 1.0, z, delta, s, KIND, FAST) + ties)  # 1 - p of the label
+        label_t2 = _exp(t2 * log_r)
+        if KIND < 0:
+            label_t2 = tl.where(outside, 0.0, tl.where(t2 == 0.0, 1.0, label_t2))
+        pull = tl.where(outside, 0.0, not_label) if SAME else _exp((t2 - t1) * log_p) * not_label
+        push = power * (rest_both + ties)
+        share = factor / (rest_t2 + ties + label_t2)
+        label_grad = _wide(tl.where(zero, 0.0, -share * (pull * (rest_t2 + ties) + label_t2 * push)))
+        top_grad = _wide(tl.where(zero, 0.0, share * (power * (rest_t2 + label_t2 - rest_both) + pull)))
+        c1, c2, d = _wide(factor * power), _wide(share * (pull - push)), _wide(d)
+        zeros = _any(zero)
+        columns = _columns(COLUMNS, VECTOR)
+        grad_base = grad_ptr + outer * grad_outer + inner * grad_inner
+        for at in tl.range(0, n_classes, COLUMNS):
+            c = tl.multiple_of(at, 16) + columns
+            a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in)
+            grad = _gradients(_wide(top) - a, d, c1, c2, t1, t2, s, KIND, NEAR, FAST, Q, R, E)
+            if peeled:
+                grad = tl.where(a == _wide(top), top_grad, grad)
+            if zeros:
+                grad = tl.where(_wide(zero), 0.0, grad)
+            if _any((label >= at) & (label < at + COLUMNS)):
+                grad = tl.where(c[None, :, :] == _wide(label), label_grad, grad)
+            _store(grad_base, grad_class, c, n_classes, row_in, grad)
+
+
+@triton.jit
+def _weighted(
+    base, class_stride, weight_ptr, c, label, label_smoothing, n_classes, row_in,
+    INDICES: tl.constexpr, WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """The target's probabilities of classes c, and those smoothed and weighted; 0 beyond the last class."""
+    real = (c < n_classes)[None, :, :]
+    if INDICES:
+        y = tl.where(c[None, :, :] == _wide(label), 1.0, 0.0)
+    else:
+        at = base[:, None, None] + (c.to(tl.int64) * class_stride)[None, :, :]
+        y = tl.load(at, mask=real & _wide(row_in), other=0.0).to(tl.float32)
+    z = tl.where(real, (1.0 - label_smoothing) * y + label_smoothing / n_classes, 0.0)
+    if WEIGHTED:
+        z *= tl.load(weight_ptr + c, mask=c < n_classes, other=0.0).to(tl.float32)[None, :, :]
+    return y, z
+
+
+@triton.jit
+def _soft_terms(
+    u, m, y, t1, t2, s, KIND: tl.constexpr, FAST: tl.constexpr, T1_IS_ONE: tl.constexpr, SAME: tl.constexpr
+):
+    """The divergence's terms, v of core's gradient, and r^t2."""
+    log_r, outside = _log_ratio(u, _decay(m, s), s, KIND, FAST)
+    log_p = log_r - m
+    log_y = _log2(tl.where(y > 0.0, y, 1.0), FAST) * LN2
+    gap = log_y - log_p
+    above, below = tl.where(gap < 0.0, 0.0, gap), tl.where(gap < 0.0, gap, 0.0)
+    p_power = _exp((2.0 - t1) * log_p)
+    smaller, size = tl.minimum(1.0, 2.0 - t1), tl.abs(1.0 - t1)
+    present = _exp((2.0 - t1) * log_y) * (_phi(above, t1 - 1.0, T1_IS_ONE) - _phi(above, t1 - 2.0, False))
+    present += p_power * (_exp(smaller * below) * _phi(below, size, T1_IS_ONE) - _phi(below, 2.0 - t1, False))
+    v = _exp(log_p) - y
+    if not SAME:
+        v *= _exp((t2 - t1) * log_p)
+    e = _exp(t2 * log_r)
+    if KIND < 0:
+        e = tl.where(t2 == 0.0, 1.0, e)
+        v, e = tl.where(outside, 0.0, v), tl.where(outside, 0.0, e)
+    return tl.where(y > 0.0, present, p_power / (2.0 - t1)), v, e
+
+
+@triton.jit
+def _soft_loss(
+    logits_ptr, outer_stride, inner_stride, class_stride, grad_ptr, grad_outer, grad_inner, grad_class,
+    target_ptr, target_outer, target_inner, target_class, weight_ptr, g_ptr, g_stride, losses_ptr, divisor_ptr,
+    n_inner, n_classes, ignore_index, label_smoothing, tolerance, t1, t2, s,
+    KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, T1_IS_ONE: tl.constexpr, SAME: tl.constexpr,
+    INDICES: tl.constexpr, WEIGHTED: tl.constexpr, MEAN: tl.constexpr, REDUCE: tl.constexpr,
+    WITH_LOSS: tl.constexpr, WITH_GRAD: tl.constexpr, SCALED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, SINGLE: tl.constexpr,
+):  # fmt: skip
+    """`_loss` for targets that are not one class: class probabilities, or class indices with label smoothing."""
+    outer, inner, row_in, row = _rows(n_inner, ROWS)
+    base = logits_ptr + outer * outer_stride + inner * inner_stride
+    target_base = target_ptr + outer * target_outer + inner * target_inner
+    columns = _columns(COLUMNS, VECTOR)
+    nothing = tl.zeros((ROWS,), tl.float32)
+    label = tl.full((ROWS,), -1, tl.int64)
+    ignored, known = row_in == 0, row_in
+    if INDICES:
+        label = tl.load(target_ptr + row, mask=row_in, other=0).to(tl.int64)
+        ignored, known = label == ignore_index, (label >= 0) & (label < n_classes)
+        tl.device_assert(ignored | known | (row_in == 0), "target must hold class indices or ignore_index")
+    active = row_in & known & (ignored == 0)
+    label = tl.where(active, label, -1).to(tl.int32)
+
+    total, plain, least = nothing, nothing, nothing
+    for at in tl.range(0, n_classes, COLUMNS):
+        c = at + columns
+        y, z = _weighted(
+            target_base, target_class, weight_ptr, c, label, label_smoothing, n_classes, row_in, INDICES, WEIGHTED
+        )
+        total += _sum(z)
+        plain += _sum(y)
+        least = tl.minimum(least, tl.min(tl.min(y, 2), 1))
+    if not INDICES:
+        fine = (least >= 0.0) & (tl.abs(plain - 1.0) <= tolerance)
+        tl.device_assert(fine | (row_in == 0), "target must hold probabilities in [0, 1] that sum to 1")
+    empty = (total == 0.0) | ignored
+    top, m, tile = _normalize(
+        base, class_stride, n_classes, row_in, active & (empty == 0), t2, s,
+        KIND, NEAR, FAST, ROWS, COLUMNS, VECTOR, SINGLE,
+    )  # fmt: skip
+    inverse = 1.0 / tl.where(empty, 1.0, total)
+    divisor = tl.load(divisor_ptr).to(tl.float32) if MEAN else 1.0
+
+    loss, pull, mass = nothing, nothing, nothing
+    for at in tl.range(0, n_classes, COLUMNS):
+        c = at + columns
+        a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in)
+        _, z = _weighted(
+            target_base, target_class, weight_ptr, c, label, label_smoothing, n_classes, row_in, INDICES, WEIGHTED
+        )
+        terms, v, e = _soft_terms(_wide(top) - a, _wide(m), z * _wide(inverse), t1, t2, s, KIND, FAST, T1_IS_ONE, SAME)
+        loss += _sum(terms)
+        pull += _sum(v)
+        mass += _sum(e)
+    if WITH_LOSS:
+        loss = tl.where(empty, 0.0, total * tl.where(loss < 0.0, 0.0, loss))
+        loss = tl.where(ignored | known, loss, float("nan"))
+        if REDUCE:
+            tl.store(losses_ptr + tl.program_id(0), tl.sum(tl.where(row_in, loss, 0.0), 0) / divisor)
+        else:
+            tl.store(losses_ptr + row, loss.to(losses_ptr.dtype.element_ty), mask=row_in)
+    if WITH_GRAD:
+        factor = total / divisor
+        if SCALED:
+            factor *= tl.load(g_ptr + row * g_stride, mask=row_in, other=0.0).to(tl.float32)
+        zero = empty | (factor == 0.0)
+        grad_base = grad_ptr + outer * grad_outer + inner * grad_inner
+        for at in tl.range(0, n_classes, COLUMNS):
+            c = at + columns
+            a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in)
+            _, z = _weighted(
+                target_base, target_class, weight_ptr, c, label, label_smoothing, n_classes, row_in, INDICES, WEIGHTED
+            )
+            _, v, e = _soft_terms(_wide(top) - a, _wide(m), z * _wide(inverse), t1, t2, s, KIND, FAST, T1_IS_ONE, SAME)
+            grad = tl.where(_wide(zero), 0.0, _wide(factor) * (v - e * _wide(pull / mass)))
+            _store(grad_base, grad_class, c, n_classes, row_in, grad)
+
+
+@triton.jit
+def _scale(
+    grad_ptr, outer_stride, inner_stride, class_stride, g_ptr, g_stride, n_outer, n_inner, n_classes,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Multiplies the rows of the gradient by g, in place; where g is 1 it is not even read."""
+    tiles = tl.cdiv(n_inner, ROWS)
+    columns = _columns(COLUMNS, VECTOR)
+    for tile in tl.range(tl.program_id(0), tiles * n_outer, tl.num_programs(0)):
+        outer = (tile // tiles).to(tl.int64)
+        inner = (tile % tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        row_in = inner < n_inner
+        g = tl.load(g_ptr + (outer * n_inner + inner) * g_stride, mask=row_in, other=1.0).to(tl.float32)
+        if _any(g != 1.0):
+            base = grad_ptr + outer * outer_stride + inner * inner_stride
+            for at in tl.range(0, n_classes, COLUMNS):
+                c = tl.multiple_of(at, 16) + columns
+                x = _load(base, class_stride, c, n_classes, row_in)
+                _store(base, class_stride, c, n_classes, row_in, _wide(g) * x)
+
+
+@triton.jit
+def _softmax(
+    logits_ptr, outer_stride, inner_stride, class_stride, out_ptr, out_outer, out_inner, out_class,
+    lambda_ptr, state_ptr, n_inner, n_classes, n_rows, t, s,
+    KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, WHAT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, SINGLE: tl.constexpr,
+):  # fmt: skip
+    """Probabilities (WHAT 0), their logarithms (1) or lambda_t (2); and for backward the point of reference and m."""
+    outer, inner, row_in, row = _rows(n_inner, ROWS)
+    base = logits_ptr + outer * outer_stride + inner * inner_stride
+    top, m, tile = _normalize(
+        base, class_stride, n_classes, row_in, row_in, t, s, KIND, NEAR, FAST, ROWS, COLUMNS, VECTOR, SINGLE
+    )
+    tl.store(state_ptr + row, top, mask=row_in)
+    tl.store(state_ptr + n_rows + row, m, mask=row_in)
+    if WHAT == 2:
+        tl.store(lambda_ptr + row, (top + _phi(m, s, KIND == 0)).to(lambda_ptr.dtype.element_ty), mask=row_in)
+    else:
+        columns = _columns(COLUMNS, VECTOR)
+        out_base = out_ptr + outer * out_outer + inner * out_inner
+        for at in tl.range(0, n_classes, COLUMNS):
+            c = tl.multiple_of(at, 16) + columns
+            a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in)
+            log_r, _ = _log_ratio(_wide(top) - a, _wide(_decay(m, s)), s, KIND, FAST)
+            log_p = log_r - _wide(m)
+            _store(out_base, out_class, c, n_classes, row_in, log_p if WHAT == 1 else _exp(log_p))
+
+
+@triton.jit
+def _softmax_backward(
+    logits_ptr, outer_stride, inner_stride, class_stride, grad_ptr, grad_outer, grad_inner, grad_class,
+    g_ptr, g_outer, g_inner, g_class, state_ptr, n_inner, n_classes, n_rows, t, s,
+    KIND: tl.constexpr, FAST: tl.constexpr, WHAT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """d log p_i = p_i^s (da_i - sum_j e_j da_j) and d lambda = sum_j e_j da_j, with the escort distribution e."""
+    outer, inner, row_in, row = _rows(n_inner, ROWS)
+    base = logits_ptr + outer * outer_stride + inner * inner_stride
+    g_base = g_ptr + outer * g_outer + inner * g_inner
+    grad_base = grad_ptr + outer * grad_outer + inner * grad_inner
+    top, m = tl.load(state_ptr + row, mask=row_in, other=0.0), tl.load(state_ptr + n_rows + row, mask=row_in, other=0.0)
+    columns = _columns(COLUMNS, VECTOR)
+    pull, mass = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
+    for at in tl.range(0, n_classes, COLUMNS):
+        c = tl.multiple_of(at, 16) + columns
+        v, e = _softmax_terms(base, class_stride, g_base, g_class, c, n_classes, row_in, top, m, t, s, KIND, FAST, WHAT)
+        pull += _sum(v)
+        mass += _sum(e)
+    share = -tl.load(g_base, mask=row_in, other=0.0).to(tl.float32) if WHAT == 2 else pull
+    for at in tl.range(0, n_classes, COLUMNS):
+        c = tl.multiple_of(at, 16) + columns
+        v, e = _softmax_terms(base, class_stride, g_base, g_class, c, n_classes, row_in, top, m, t, s, KIND, FAST, WHAT)
+        _store(grad_base, grad_class, c, n_classes, row_in, v - e * _wide(share / mass))
+
+
+@triton.jit
+def _softmax_terms(
+    base, class_stride, g_base, g_class, c, n_classes, row_in, top, m, t, s,
+    KIND: tl.constexpr, FAST: tl.constexpr, WHAT: tl.constexpr,
+):  # fmt: skip
+    """g_i d out_i / d log p_i p_i^s, and r^t; 0 where p is 0."""
+    log_r, _ = _log_ratio(
+        _wide(top) - _load(base, class_stride, c, n_classes, row_in), _wide(_decay(m, s)), s, KIND, FAST
+    )
+    gone = log_r == float("-inf")
+    e = tl.where(gone, 0.0, _exp(t * log_r))
+    if WHAT == 2:
+        return e * 0.0, e
+    kept = row_in[:, None, None] & (c < n_classes)[None, :, :]
+    g = tl.load(g_base[:, None, None] + (c.to(tl.int64) * g_class)[None, :, :], mask=kept, other=0.0).to(tl.float32)
+    power = _exp((t if WHAT == 0 else s) * (log_r - _wide(m)))
+    return tl.where(gone, 0.0, g * power), e
+
+
+_COMPILED = isinstance(_loss, triton.JITFunction)  # and not interpreted
+_OPTIONS: dict[str, Any] = {"enable_fp_fusion": True} if _COMPILED else {}
+_CHECKED = {**_OPTIONS, "debug": True, "sanitize_overflow": False} if _COMPILED else {}  # debug: device_assert stays
+_FAST = _COMPILED and torch.version.hip is None
+_SMALL = 2**20  # numbers: one operation of torch is then faster than the launch of a kernel that may do nothing
+_NEAR = 0.09  # of s: nearer to 0, 1 + s v would lose digits that the exponent 1 / s needs
+
+
+@functools.cache
+def _temperatures(t1: float, t2: float) -> dict[str, Any]:
+    """What the kernels know of the temperatures when they are compiled (see `_summands` and `_named`)."""
+    s = t2 - 1
+    kind = (s > 0) - (s < 0)
+    shift = 0 if t1 == 1 else 1 if kind > 0 and math.isclose(1 - t1, s, rel_tol=1e-9) else -1
+    for q in range(2, 13) if s >= _NEAR else ():
+        r, e = q / s, q * (2 - t1) / s
+        if max(r, e) + q < 64 and all(math.isclose(n, round(n), rel_tol=1e-9) for n in (r, e)):
+            return {"KIND": kind, "NEAR": False, "SHIFT": shift, "Q": q, "R": round(r), "E": round(e), "FAST": _FAST}
+    return {"KIND": kind, "NEAR": abs(s) < _NEAR, "SHIFT": shift, "Q": 0, "R": 0, "E": 0, "FAST": _FAST}
+
+
+@functools.cache
+def _tile(classes: int, inner: int, itemsize: int, contiguous: bool, vector: int) -> dict[str, Any]:
+    """The tile of a program, and its warps; `contiguous` are the classes of a row, and aligned to load `vector` of them
+    at once. Rows of up to 8,192 classes stay in registers. The fastest of those tried on an H200, legal anywhere."""
+    columns = max(16, triton.next_power_of_2(classes))
+    if not contiguous:  # then neighbouring rows are loaded together
+        rows, columns, warps = min(32, triton.next_power_of_2(inner)), min(columns, 32), 4
+    elif columns > 8192:
+        rows, columns, warps = 1, 4 * 32 * 16 // itemsize, 4
+    elif columns > 512:
+        rows, warps = 1, min(8, columns // 512)
+    else:
+        rows = 512 // columns
+        while rows > 1 and rows * columns > 128 and inner < 512 * rows:
+            rows //= 2  # a small batch is bound by how long one program takes
+        warps = max(1, rows * columns // 128)
+    single = classes <= columns
+    return {"ROWS": rows, "COLUMNS": columns, "VECTOR": vector, "SINGLE": single, "num_warps": warps}
+
+
+def _cube(x: Tensor, axis: int) -> tuple[Tensor, int, int, tuple[int, int, int]]:
+    """x (or a copy) as blocks of rows: how many of how many, and the strides from block to block, row, class."""
+    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    if after == 1:
+        x = x.reshape(before, x.shape[axis])
+        return x, 1, before, (0, x.stride(0), x.stride(1))
+    x = x.reshape(before, x.shape[axis], after)
+    return x, before, after, (x.stride(0), x.stride(2), x.stride(1))
+
+
+def _geometry(classes: int, inner: int, *tensors: tuple[Tensor, tuple[int, int, int]]) -> dict[str, Any]:
+    x, strides = tensors[0]
+    vector = 16 // x.element_size()
+    contiguous = strides[2] == 1
+    aligned = classes % vector == 0 and all(
+        s[2] == 1 and s[0] % vector == 0 and s[1] % vector == 0 and y.data_ptr() % 16 == 0 for y, s in tensors
+    )
+    return _tile(classes, inner, x.element_size(), contiguous, vector if aligned else 1)
+
+
+def _on(x: Tensor) -> AbstractContextManager[Any]:
+    if x.device.type != "cuda" or x.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
+
+
+def loss(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: tuple[Any, ...],
+    dtype: torch.dtype,
+    gradient: Tensor | None = None,
+) -> Tensor:
+    """The loss in `dtype`; its gradient goes into `gradient`, which may be the logits.
+
+    The options are t1, t2, the class axis, label_smoothing, ignore_index and reduction.
+    """
+    return _run(logits, target, weight, options, dtype, gradient, None)
+
+
+def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...]) -> Tensor:
+    """The gradient of sum(g * loss) in the logits."""
+    made = torch.empty_like(logits)
+    _run(logits, target, weight, options, None, made, g)
+    return made
+
+
+def _run(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: tuple[Any, ...],
+    dtype: torch.dtype | None,
+    gradient: Tensor | None,
+    g: Tensor | None,
+) -> Tensor:
+    t1, t2, axis, label_smoothing, ignore_index, reduction = options
+    device, classes = logits.device, logits.shape[axis]
+    indices = not target.is_floating_point()
+    n = target.numel() if indices else target.numel() // classes
+    reduce, mean = reduction != "none", reduction == "mean"
+    shape = () if reduce else logits.shape[:axis] + logits.shape[axis + 1 :]
+    if n == 0:
+        return torch.full(shape, math.nan if mean else 0.0, dtype=dtype, device=device)
+    x, outer, inner, strides = _cube(logits, axis)
+    into, _, _, into_strides = (x, outer, inner, strides) if gradient is None else _cube(gradient, axis)
+    geometry = _geometry(classes, inner, (x, strides), (into, into_strides))
+    programs = outer * triton.cdiv(inner, geometry["ROWS"])
+    kept = torch.float32 if reduce or dtype is None else dtype
+    losses = torch.empty(programs if reduce else shape, dtype=kept, device=device)
+    weight = None if weight is None else weight.contiguous()
+    divisor = None
+    if mean:
+        divisor = (
+            target_weights(target, weight, ignore_index, torch.float32).sum()
+            if indices
+            else torch.full((), n, dtype=torch.float32, device=device)
+        )
+    labels = target.contiguous() if indices else target
+    common = {
+        **_temperatures(t1, t2), **geometry, **_CHECKED, "SAME": t1 == t2, "WEIGHTED": weight is not None, "MEAN": mean,
+        "REDUCE": reduce, "WITH_LOSS": dtype is not None, "WITH_GRAD": gradient is not None, "SCALED": g is not None,
+    }  # fmt: skip
+    g_stride = 0 if g is None or reduce else 1
+    g = g if g is None or reduce else g.contiguous()
+    with _on(x):
+        if indices and not label_smoothing:
+            _loss[(programs,)](
+                x, *strides, into, *into_strides, labels, weight, g, g_stride, losses, divisor,
+                inner, classes, ignore_index, t1, t2, t2 - 1, **common,
+            )  # fmt: skip
+        else:
+            y, y_strides = (labels, (0, 0, 0)) if indices else _cube(target, axis)[::3]
+            for name in ("SHIFT", "Q", "R", "E"):
+                del common[name]
+            _soft_loss[(programs,)](
+                x, *strides, into, *into_strides, y, *y_strides, weight, g, g_stride, losses, divisor,
+                inner, classes, ignore_index, label_smoothing, 1e-3 if target.element_size() > 2 else 1e-2,
+                t1, t2, t2 - 1, **common, T1_IS_ONE=t1 == 1, INDICES=indices,
+            )  # fmt: skip
+    return losses.sum().to(dtype) if reduce and dtype is not None else losses
+
+
+def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
+    """Multiply the gradient in place by g, a scalar or one number per row: for nothing where that is 1."""
+    if gradient.numel() < _SMALL:
+        return gradient.mul_(g.unsqueeze(axis) if g.dim() else g)
+    x, outer, inner, strides = _cube(gradient, axis)
+    if x.numel():
+        tile = dict(_geometry(x.shape[1], inner, (x, strides)))
+        tile.pop("SINGLE")
+        programs = min(outer * triton.cdiv(inner, tile["ROWS"]), 8 * _processors(x.device))
+        with _on(x):
+            _scale[(programs,)](
+                x, *strides, g.contiguous(), 1 if g.dim() else 0, outer, inner, x.shape[1], **tile, **_OPTIONS
+            )
+    return gradient
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def softmax(logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The "probabilities", their "logarithms" or the "partition" lambda_t in `dtype`, and what backward needs."""
+    x, outer, inner, strides = _cube(logits, axis)
+    shape = logits.shape[:axis] + logits.shape[axis + 1 :] if what == "partition" else logits.shape
+    out = torch.empty(shape, dtype=dtype, device=logits.device)
+    state = torch.empty((2, outer * inner), dtype=torch.float32, device=logits.device)
+    if x.numel():
+        into, into_strides = (out, (0, 0, 0)) if what == "partition" else _cube(out, axis)[::3]
+        geometry = _geometry(x.shape[1], inner, (x, strides))
+        temperature = _temperatures(1.0, t)
+        with _on(x):
+            _softmax[(outer * triton.cdiv(inner, geometry["ROWS"]),)](
+                x, *strides, into, *into_strides, out, state, inner, x.shape[1], outer * inner, t, t - 1,
+                KIND=temperature["KIND"], NEAR=temperature["NEAR"], FAST=_FAST, WHAT=_WHAT[what],
+                **geometry, **_OPTIONS,
+            )  # fmt: skip
+    return out, state
+
+
+def softmax_backward(g: Tensor, logits: Tensor, state: Tensor, t: float, axis: int, what: str) -> Tensor:
+    """The gradient of sum(g * softmax(logits)) in the logits."""
+    x, outer, inner, strides = _cube(logits, axis)
+    made = torch.empty_like(logits)
+    if x.numel():
+        into, _, _, into_strides = _cube(made, axis)
+        if what == "partition":
+            g, g_strides = g.contiguous(), (inner, 1, 0)
+        else:
+            g, g_strides = _cube(g, axis)[::3]
+        tile = dict(_geometry(x.shape[1], inner, (x, strides), (into, into_strides)))
+        tile.pop("SINGLE")
+        temperature = _temperatures(1.0, t)
+        with _on(x):
+            _softmax_backward[(outer * triton.cdiv(inner, tile["ROWS"]),)](
+                x, *strides, into, *into_strides, g, *g_strides, state, inner, x.shape[1], outer * inner, t, t - 1,
+                KIND=temperature["KIND"], FAST=_FAST, WHAT=_WHAT[what], **tile, **_OPTIONS,
+            )  # fmt: skip
+    return made
+
+
+_WHAT = {"probabilities": 0, "logarithms": 1, "partition": 2}
+
+
+@torch.library.custom_op(
+    "bitempered::loss",
+    mutates_args=(),
+    schema="(Tensor logits, Tensor target, Tensor? weight, float t1, float t2, int axis, float label_smoothing,"
+    " int ignore_index, str reduction, ScalarType dtype) -> Tensor",
+)
+def loss_operator(logits: Tensor, target: Tensor, weight: Tensor | None, *options: Any) -> Tensor:
+    """`loss` as torch.compile calls it, without looking inside."""
+    return loss(logits, target, weight, options[:-1], options[-1])
+
+
+@torch.library.custom_op(
+    "bitempered::loss_gradient",
+    mutates_args=(),
+    schema="(Tensor g, Tensor logits, Tensor target, Tensor? weight, float t1, float t2, int axis,"
+    " float label_smoothing, int ignore_index, str reduction) -> Tensor",
+)
+def gradient_operator(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, *options: Any) -> Tensor:
+    return gradient(g, logits, target, weight, options)
+
+
+@loss_operator.register_fake
+def _(logits: Tensor, target: Tensor, weight: Tensor | None, *options: Any) -> Tensor:
+    axis, reduction, dtype = options[2], options[5], options[6]
+    rows = logits.shape[:axis] + logits.shape[axis + 1 :]
+    return logits.new_empty(rows if reduction == "none" else (), dtype=dtype)
+
+
+@gradient_operator.register_fake
+def _(g: Tensor, logits: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(logits)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.options = inputs[3:9]
+
+
+def _backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+    return gradient_operator(g, *ctx.saved_tensors, *ctx.options), *[None] * 9
+
+
+loss_operator.register_autograd(_backward, setup_context=_save)

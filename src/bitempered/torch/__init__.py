@@ -16,15 +16,18 @@ from bitempered.torch.functional import (
     tempered_sigmoid,
     tempered_softmax,
 )
+from bitempered.torch.linear import LinearBiTemperedLogisticLoss, linear_bi_tempered_logistic_loss
 from bitempered.torch.modules import BiTemperedBinaryLogisticLoss, BiTemperedLogisticLoss
 
 __all__ = [
     "BiTemperedBinaryLogisticLoss",
     "BiTemperedLogisticLoss",
+    "LinearBiTemperedLogisticLoss",
     "baselines",
     "bi_tempered_binary_logistic_loss",
     "bi_tempered_logistic_loss",
     "exp_t",
+    "linear_bi_tempered_logistic_loss",
     "log_partition",
     "log_t",
     "tempered_log_softmax",

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitempered import core, kernels
+from bitempered import core
+from bitempered.kernels import cpu
 
 xp = SimpleNamespace(
     exp=torch.exp,
@@ -96,11 +97,6 @@ class _Loss(torch.autograd.Function):
         label_smoothing: float,
         ignore_index: int,
     ) -> tuple[Tensor, Tensor]:
-        if kernels.choose(logits, target, axis, label_smoothing) == "triton":
-            from bitempered.kernels import triton
-
-            loss, m = triton.forward(logits, target, weight, t1, t2, ignore_index)
-            return loss[:, None], m[:, None]
         labels = axis is not None and not target.is_floating_point() and not label_smoothing
         a, y, total, _, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
         u, m = _solve(a, t2, axis)
@@ -114,22 +110,14 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.options = inputs[3:]
-        ctx.kernel = kernels.choose(inputs[0], inputs[1], inputs[5], inputs[6])
         ctx.save_for_backward(*inputs[:3], output[1])
         ctx.save_for_forward(*inputs[:3], output[1])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, g_loss: Tensor | None, g_m: Tensor | None) -> tuple[Any, ...]:
-        logits, target, weight, m = ctx.saved_tensors
-        t1, t2, axis, _, ignore_index = ctx.options
-        # The kernel's gradient has no derivatives of its own: where they are wanted, core computes it.
-        if ctx.kernel == "triton" and g_loss is not None and g_m is None and not torch.is_grad_enabled():
-            from bitempered.kernels import triton
-
-            by_kernel = triton.backward(logits, target, weight, m, g_loss.contiguous(), t1, t2, ignore_index)
-            return by_kernel, None, None, None, None, None, None, None
-        binary = axis is None
+        logits, target, *_ = ctx.saved_tensors
+        binary = ctx.options[2] is None
         loss_by_a, m_by_a, loss_by_y = _partials(ctx, ctx.needs_input_grad[1])
         grad = grad_target = None
         if g_loss is not None:
@@ -165,6 +153,115 @@ class _LossForwardMode(_Loss):
             dy = torch.stack((-d_target, d_target), dim=-1) if binary else d_target
             d_loss = d_loss + xp.sum(loss_by_y * dy, axis=axis)
         return d_loss, d_m
+
+
+class _FusedLoss(torch.autograd.Function):
+    """(logits, class indices, class weights, (t1, t2, axis, smoothing, ignore_index, reduction)) -> the reduced loss.
+
+    The CPU kernel leaves the gradient in forward. The first backward gives it away; another computes it anew.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...]) -> Tensor:
+        ctx.options = options
+        ctx.save_for_backward(logits, target, weight)
+        ctx.gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        return cpu.loss(logits, target, weight, options, ctx.gradient)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled() or not _has_memory(g):
+            return g.unsqueeze(-1) * _reduced_partials(ctx), None, None, None
+        gradient = vars(ctx).pop("gradient", None)
+        if gradient is None:
+            logits, target, weight = ctx.saved_tensors
+            gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
+            cpu.loss(logits, target, weight, ctx.options, gradient)
+        if g.dim() or g.item() != 1:
+            gradient *= g.unsqueeze(-1)
+        return gradient, None, None, None
+
+
+class _DeviceLoss(torch.autograd.Function):
+    """(logits, target, class weights, (t1, t2, axis, smoothing, ignore_index, reduction), dtype) -> the reduced loss.
+
+    The GPU kernel leaves the gradient in forward. The first backward gives it away; another computes it anew.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype
+    ) -> Tensor:
+        from bitempered.kernels import triton
+
+        ctx.options = options
+        ctx.save_for_backward(logits, target, weight)
+        ctx.gradient = torch.empty_like(logits)
+        return triton.loss(logits, target, weight, options, dtype, ctx.gradient)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        from bitempered.kernels import triton
+
+        axis = ctx.options[2]
+        if torch.is_grad_enabled() or not _has_memory(g):
+            rows = g.unsqueeze(axis) if ctx.options[-1] == "none" else g
+            return (rows * _reduced_partials(ctx)).to(ctx.saved_tensors[0].dtype), None, None, None, None
+        gradient = vars(ctx).pop("gradient", None)
+        if gradient is None:
+            logits, target, weight = ctx.saved_tensors
+            gradient = triton.gradient(g, logits, target, weight, ctx.options)
+        else:
+            triton.scale_(gradient, g, axis)
+        return gradient, None, None, None, None
+
+
+def _has_memory(x: Tensor) -> bool:
+    try:
+        return x.data_ptr() is not None
+    except RuntimeError:  # a batch of cotangents, of vmap or is_grads_batched
+        return False
+
+
+def _reduced_partials(ctx: Any) -> Tensor:
+    """The gradient of a _FusedLoss or _DeviceLoss by core, in operations that can be differentiated and mapped."""
+    *options, reduction = ctx.options
+    logits, target, weight = ctx.saved_tensors
+    _, m = _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options)
+    by_a = _partials(SimpleNamespace(saved_tensors=(logits, target, weight, m), options=options), False)[0]
+    if reduction != "mean":
+        return by_a
+    if target.is_floating_point():
+        return by_a / m.numel()
+    return by_a / target_weights(target, weight, options[-1], by_a.dtype).sum()
+
+
+class _DeviceSoftmax(torch.autograd.Function):
+    """(logits, t, axis, what, dtype) -> what `kernels.triton.softmax` gives."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> Tensor:
+        from bitempered.kernels import triton
+
+        out, state = triton.softmax(logits, t, axis, what, dtype)
+        ctx.options = t, axis, what
+        ctx.save_for_backward(logits, state)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        from bitempered.kernels import triton
+
+        logits, state = ctx.saved_tensors
+        t, axis, what = ctx.options
+        if not torch.is_grad_enabled() and _has_memory(g):
+            return triton.softmax_backward(g, logits, state, t, axis, what), None, None, None, None
+        log_p, _ = _mode(_LogSoftmax, _LogSoftmaxForwardMode).apply(logits, t, axis)
+        if what == "partition":
+            grad = g.unsqueeze(axis) * core.escort(log_p, t, axis=axis, xp=xp)
+        else:
+            grad = core.pullback(g * log_p.exp() if what == "probabilities" else g, log_p, t, axis=axis, xp=xp)
+        return grad.to(logits.dtype), None, None, None, None
 
 
 def encode(
@@ -223,6 +320,12 @@ def _partials(ctx: Any, for_target: bool) -> tuple[Tensor, Tensor, Tensor | None
     return loss_by_a, m_by_a, torch.where(total == 0, 0.0, loss_by_y)
 
 
+def target_weights(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
+    """By whose sum a mean over class indices divides: the weights of the targets, 0 where they are ignored."""
+    kept = target != ignore_index
+    return kept if weight is None else torch.where(kept, weight.to(dtype)[torch.where(kept, target, 0)], 0.0)
+
+
 def log_softmax_and_partition(logits: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor]:
     return _mode(_LogSoftmax, _LogSoftmaxForwardMode).apply(logits, t, axis)
 
@@ -253,3 +356,28 @@ def loss_per_example(
     function = _mode(_Loss, _LossForwardMode)
     rows, _ = function.apply(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
     return rows.squeeze(-1 if axis is None else axis)
+
+
+def fused_loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...]) -> Tensor:
+    """The reduced loss from the CPU kernel, which raises IndexError where a class index is wrong."""
+    if logits.requires_grad and torch.is_grad_enabled():
+        return _FusedLoss.apply(logits, target, weight, options)
+    return cpu.loss(logits, target, weight, options)
+
+
+def device_loss(
+    logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype
+) -> Tensor:
+    """The reduced loss from the GPU kernel, which asserts on the device that the target's values fit."""
+    from bitempered.kernels import triton
+
+    if torch.compiler.is_compiling():
+        return torch.ops.bitempered.loss.default(logits, target, weight, *options, dtype)
+    if logits.requires_grad and torch.is_grad_enabled():
+        return _DeviceLoss.apply(logits, target, weight, options, dtype)
+    return triton.loss(logits, target, weight, options, dtype)
+
+
+def device_softmax(logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> Tensor:
+    """The "probabilities", their "logarithms" or the "partition" from the GPU kernel."""
+    return _DeviceSoftmax.apply(logits, t, axis, what, dtype)

@@ -6,9 +6,18 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from bitempered import core
+from bitempered import core, kernels
 from bitempered.checks import check_temperature, check_temperatures
-from bitempered.torch.autograd import compute_dtype, log_softmax_and_partition, loss_per_example, xp
+from bitempered.torch.autograd import (
+    compute_dtype,
+    device_loss,
+    device_softmax,
+    fused_loss,
+    log_softmax_and_partition,
+    loss_per_example,
+    target_weights,
+    xp,
+)
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 
@@ -67,7 +76,7 @@ def log_partition(logits: Tensor, t: float, dim: int = -1) -> Tensor:
     >>> log_partition(torch.zeros(4), 2.0)
     tensor(3.)
     """
-    return _log_softmax(logits, t, dim)[1].squeeze(dim).to(result_dtype(logits))
+    return _softmax(logits, t, dim, "partition")
 
 
 def tempered_log_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
@@ -76,7 +85,7 @@ def tempered_log_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
     >>> tempered_log_softmax(torch.zeros(4), 1.2).exp()
     tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
-    return _log_softmax(logits, t, dim)[0].to(result_dtype(logits))
+    return _softmax(logits, t, dim, "logarithms")
 
 
 def tempered_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
@@ -94,7 +103,7 @@ def tempered_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
     >>> tempered_softmax(torch.tensor([4.0, 2.0, 0.0]), 0.0)
     tensor([1., 0., 0.])
     """
-    return _log_softmax(logits, t, dim)[0].exp().to(result_dtype(logits))
+    return _softmax(logits, t, dim, "probabilities")
 
 
 def tempered_sigmoid(logits: Tensor, t: float) -> Tensor:
@@ -151,10 +160,37 @@ def bi_tempered_logistic_loss(
 
     Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
     """
+    return class_loss(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing)
+
+
+def class_loss(
+    logits: Tensor,
+    target: Tensor,
+    t1: float,
+    t2: float,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`bi_tempered_logistic_loss`, in `dtype` if one is given."""
     t1, t2 = check_temperatures(t1, t2)
-    target, axis = check_classes(logits, target, weight, ignore_index, reduction, label_smoothing)
-    losses = loss_per_example(logits, target, weight, t1, t2, axis, float(label_smoothing), ignore_index)
-    return reduce_classes(losses, target, weight, ignore_index, reduction).to(result_dtype(logits))
+    target, axis = _check_arguments(logits, target, weight, ignore_index, reduction, label_smoothing)
+    dtype = dtype or result_dtype(logits)
+    label_smoothing = float(label_smoothing)
+    kernel = kernels.choose(logits, target, axis, label_smoothing)
+    options = (t1, t2, axis, label_smoothing, ignore_index, reduction)
+    if kernel == "triton":
+        return device_loss(logits, target, weight, options, dtype)
+    if kernel == "cpu":
+        try:
+            return fused_loss(logits, target, weight, options)
+        except IndexError:  # the kernel looks at the indices itself; what is wrong with them is said below
+            pass
+    _check_target_values(target, logits.shape[axis], axis, ignore_index)
+    losses = loss_per_example(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
+    return reduce_classes(losses, target, weight, ignore_index, reduction).to(dtype)
 
 
 def bi_tempered_binary_logistic_loss(
@@ -205,6 +241,7 @@ def bi_tempered_binary_logistic_loss(
         lambda: (target >= 0) & (target <= 1),
         lambda: ValueError(f"target must be probabilities in [0, 1], got {_range(target)}"),
     )
+    kernels.choose(logits, target, None, 0.0)  # raises where a kernel is forced: none computes this loss
     if pos_weight is not None:
         pos_weight = pos_weight.expand_as(logits)
     losses = loss_per_example(logits, target, pos_weight, t1, t2, None)
@@ -222,6 +259,20 @@ def check_classes(
     label_smoothing: float,
 ) -> tuple[Tensor, int]:
     """Raises where the arguments of a loss over classes do not fit; the target (indices as int64) and the axis."""
+    target, axis = _check_arguments(logits, target, weight, ignore_index, reduction, label_smoothing)
+    _check_target_values(target, logits.shape[axis], axis, ignore_index)
+    return target, axis
+
+
+def _check_arguments(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> tuple[Tensor, int]:
+    """`check_classes`, but for the values of the target."""
     check_reduction(reduction)
     if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing <= 1.0:
         raise RuntimeError(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
@@ -242,21 +293,24 @@ def check_classes(
 def reduce_classes(losses: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str) -> Tensor:
     """The reduction of `cross_entropy`: a mean over class indices divides by the summed weights of the targets."""
     if reduction == "mean" and not target.is_floating_point():
-        kept = target != ignore_index
-        weights = (
-            kept if weight is None else torch.where(kept, weight.to(losses.dtype)[torch.where(kept, target, 0)], 0.0)
-        )
-        return losses.sum() / weights.sum()
+        return losses.sum() / target_weights(target, weight, ignore_index, losses.dtype).sum()
     return _reduce(losses, reduction)
 
 
-def _log_softmax(logits: Tensor, t: float, dim: int) -> tuple[Tensor, Tensor]:
+def _softmax(logits: Tensor, t: float, dim: int, what: str) -> Tensor:
+    """The "probabilities", their "logarithms", or the "partition" that normalises them."""
     t = check_temperature(t, "t")
     _check_floating(logits, "logits")
     if logits.dim() and not -logits.dim() <= dim < logits.dim():
         raise IndexError(f"dim must be in [{-logits.dim()}, {logits.dim() - 1}] for this shape, got {dim}")
     _check_class_axis(logits, dim)
-    return log_softmax_and_partition(logits, t, dim % logits.dim())
+    axis = dim % logits.dim()
+    if kernels.choose(logits, None, axis, 0.0) == "triton":
+        return device_softmax(logits, t, axis, what, result_dtype(logits))
+    log_p, partition = log_softmax_and_partition(logits, t, axis)
+    if what == "partition":
+        return partition.squeeze(axis).to(result_dtype(logits))
+    return (log_p.exp() if what == "probabilities" else log_p).to(result_dtype(logits))
 
 
 def result_dtype(logits: Tensor) -> torch.dtype:
@@ -304,11 +358,10 @@ def _check_weight(weight: Tensor | None, name: str, logits: Tensor) -> None:
 
 
 def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) -> Tensor:
-    """The target, class indices as int64; raises where it does not fit `logits`."""
+    """The target, class indices as int64; raises where it does not fit `logits`, whatever its values."""
     _check_tensor(target, "target")
     if target.device != logits.device:
         raise RuntimeError(f"target is on {target.device} and logits on {logits.device}: they must be on one device")
-    classes = logits.shape[axis]
     rows = logits.shape[:axis] + logits.shape[axis + 1 :]
     indices = target.dtype in _INTEGERS
     if not indices and not target.is_floating_point():
@@ -321,18 +374,23 @@ def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) 
         # The shape of the other kind means that only the dtype is wrong; as in torch that is a RuntimeError.
         raise (RuntimeError if target.shape in (rows, logits.shape) else ValueError)(expected)
     if indices:
-        index = target.long()
-        _check_values(
-            index,
-            lambda: ((index >= 0) & (index < classes)) | (index == ignore_index),
-            lambda: IndexError(
-                f"target must hold class indices from 0 to {classes - 1} or ignore_index ({ignore_index}),"
-                f" got {_range(index[index != ignore_index])}"
-            ),
-        )
-        return index
+        return target.long()
     if ignore_index >= 0:
         raise RuntimeError(f"ignore_index is for class indices, got {ignore_index} with class probabilities")
+    return target
+
+
+def _check_target_values(target: Tensor, classes: int, axis: int, ignore_index: int) -> None:
+    if not target.is_floating_point():
+        _check_values(
+            target,
+            lambda: ((target >= 0) & (target < classes)) | (target == ignore_index),
+            lambda: IndexError(
+                f"target must hold class indices from 0 to {classes - 1} or ignore_index ({ignore_index}),"
+                f" got {_range(target[target != ignore_index])}"
+            ),
+        )
+        return
     tolerance = 1e-3 if target.dtype in (torch.float32, torch.float64) else 1e-2
     _check_values(
         target,
@@ -342,7 +400,6 @@ def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) 
             f" got {_range(target)} and sums {_range(target.to(compute_dtype(target.dtype)).sum(axis))}"
         ),
     )
-    return target
 
 
 def _check_values(x: Tensor, valid: Callable[[], Tensor], error: Callable[[], Exception]) -> None:

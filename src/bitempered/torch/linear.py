@@ -1,0 +1,256 @@
+"""The loss of the logits of a last linear layer, without ever holding all of them.
+
+A model with many classes spends most of its memory on logits and their gradient. Here rows of the hidden layer go
+through the linear layer and the loss a chunk at a time, and what remains of a chunk is its loss and its share of the
+gradients of the layer's input, weight and bias.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitempered.checks import check_number, check_temperatures
+from bitempered.torch.autograd import compute_dtype, target_weights
+from bitempered.torch.functional import check_reduction, class_loss, result_dtype
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def linear_bi_tempered_logistic_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    t1: float,
+    t2: float,
+    *,
+    bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+) -> Tensor:
+    """`bi_tempered_logistic_loss` of the logits `linear(hidden, weight, bias)`, which never exist all at once.
+
+    Beside its results it keeps two chunks of logits, each about as large as `hidden`, and the gradient of `weight` in
+    float32. For "mean" and "sum" the gradients are computed in forward, for "none" anew in backward.
+
+    Args:
+        hidden: (..., H), the input of the linear layer.
+        weight: (C, H), its weight; it may be shared with other layers.
+        target: class indices (...), or class probabilities (..., C).
+        t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
+        t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
+        bias: (C), the linear layer's bias.
+        class_weight: (C), the `weight` of `bi_tempered_logistic_loss`, as the other options are its own.
+        softcap: makes each logit z into softcap tanh(z / softcap).
+
+    Returns:
+        A scalar, or for "none" the shape of `hidden` without H. The dtype is that of `hidden`, float32 under autocast.
+
+    It has first derivatives in `hidden`, `weight` and `bias` only: a second one, forward mode and torch.func raise.
+    torch.compile does not see through the chunks: inside of it all logits are formed. Leave this loss outside.
+
+    >>> hidden, weight = torch.eye(2), torch.tensor([[4.0, 0.0], [0.0, 9.0], [0.0, 0.0]])
+    >>> linear_bi_tempered_logistic_loss(hidden, weight, torch.tensor([0, 2]), t1=0.8, t2=1.2, reduction="none")
+    tensor([0.0509, 3.2077])
+    """
+    check_temperatures(t1, t2)
+    check_reduction(reduction)
+    if softcap is not None and check_number(softcap, "softcap") <= 0:
+        raise ValueError(f"softcap must be greater than 0, got {softcap}")
+    _check_layer(hidden, weight, bias)
+    rows = hidden.shape[:-1]
+    if not isinstance(target, Tensor) or target.shape not in (rows, (*rows, len(weight))):
+        given = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
+        raise ValueError(
+            f"target must be class indices of shape {tuple(rows)} or class probabilities of shape"
+            f" {(*rows, len(weight))}, got {given}"
+        )
+    if target.requires_grad:
+        raise RuntimeError("target cannot require a gradient here; detach it, or use bi_tempered_logistic_loss")
+    result = result_dtype(hidden)
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    options = (t1, t2, class_weight, ignore_index, reduction, label_smoothing, softcap)
+    flat = target.reshape(-1, len(weight)) if target.is_floating_point() else target.reshape(-1)
+    inputs = hidden.reshape(-1, hidden.shape[-1]), weight, bias
+    if torch.compiler.is_compiling():
+        logits = _capped(F.linear(*inputs), softcap)
+        loss = class_loss(logits, flat, t1, t2, class_weight, ignore_index, reduction, label_smoothing)
+    else:
+        loss = _apply(*inputs, flat, options)
+    return loss.reshape(rows if reduction == "none" else ()).to(result)
+
+
+class LinearBiTemperedLogisticLoss(nn.Module):
+    """`linear_bi_tempered_logistic_loss` with its options stored; the linear layer's weight comes with each call.
+
+    >>> LinearBiTemperedLogisticLoss(t1=0.8, t2=1.2)
+    LinearBiTemperedLogisticLoss(t1=0.8, t2=1.2)
+    """
+
+    class_weight: Tensor | None
+
+    def __init__(
+        self,
+        t1: float,
+        t2: float,
+        class_weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        softcap: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.t1, self.t2 = check_temperatures(t1, t2)
+        check_reduction(reduction)
+        self.register_buffer("class_weight", class_weight)
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.label_smoothing = label_smoothing
+        self.softcap = softcap
+
+    def forward(self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear_bi_tempered_logistic_loss(
+            hidden,
+            weight,
+            target,
+            self.t1,
+            self.t2,
+            bias=bias,
+            class_weight=self.class_weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+            softcap=self.softcap,
+        )
+
+    def extra_repr(self) -> str:
+        return f"t1={self.t1}, t2={self.t2}"
+
+
+class _LinearLoss(torch.autograd.Function):
+    """(hidden, weight, bias, target, options) -> the loss; the first backward gives the gradients of forward away."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, options: tuple[Any, ...]
+    ) -> Tensor:
+        ctx.save_for_backward(hidden, weight, bias, target)
+        ctx.options = options
+        needs = ctx.needs_input_grad[:3] if options[4] != "none" else (False, False, False)
+        loss, gradients = _pass(hidden, weight, bias, target, options, needs, None)
+        if any(needs):
+            ctx.gradients = gradients
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "linear_bi_tempered_logistic_loss has first derivatives only (create_graph=True asks for more):"
+                " use bi_tempered_logistic_loss on the logits"
+            )
+        gradients = vars(ctx).pop("gradients", None)
+        if gradients is None:
+            hidden, weight, bias, target = ctx.saved_tensors
+            rows = g if ctx.options[4] == "none" else None
+            _, gradients = _pass(hidden, weight, bias, target, ctx.options, ctx.needs_input_grad[:3], rows)
+        if ctx.options[4] != "none":
+            gradients = tuple(None if x is None else x.mul_(g) for x in gradients)
+        return *gradients, None, None
+
+
+def _apply(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, options: tuple[Any, ...]) -> Tensor:
+    if torch.is_grad_enabled():
+        return _LinearLoss.apply(hidden, weight, bias, target, options)
+    return _pass(hidden, weight, bias, target, options, (False, False, False), None)[0]
+
+
+def _pass(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    options: tuple[Any, ...],
+    needs: tuple[bool, ...],
+    g: Tensor | None,
+) -> tuple[Tensor, Gradients]:
+    """The loss, and the gradients of it (of sum(g * loss), for a loss per row) that are needed."""
+    t1, t2, class_weight, ignore_index, reduction, label_smoothing, softcap = options
+    wide = compute_dtype(hidden.dtype)
+    by_hidden = torch.empty_like(hidden) if needs[0] else None
+    by_weight = torch.zeros_like(weight, dtype=wide) if needs[1] else None
+    by_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needs[2] else None
+    losses = []
+    step = _rows_per_chunk(len(hidden), *weight.shape)
+    for start in range(0, len(hidden), step):
+        rows = slice(start, start + step)
+        logits = F.linear(hidden[rows], weight, bias)
+        with torch.set_grad_enabled(any(needs)):
+            capped = _capped(logits.requires_grad_(any(needs)), softcap)
+            loss = class_loss(
+                *(capped, target[rows], t1, t2, class_weight, ignore_index),
+                "none" if reduction == "none" else "sum",
+                label_smoothing,
+                wide,
+            )
+            losses.append(loss.detach())
+            if not any(needs):
+                continue
+            (by_logits,) = torch.autograd.grad(loss, logits, None if g is None else g[rows])
+        if by_hidden is not None:
+            torch.mm(by_logits, weight, out=by_hidden[rows])
+        if by_weight is not None:
+            by_weight += by_logits.t() @ hidden[rows]
+        if by_bias is not None:
+            by_bias += by_logits.sum(0, dtype=wide)
+    gradients = [by_hidden, by_weight, by_bias]
+    if reduction == "none":
+        total = torch.cat(losses) if losses else hidden.new_empty(0, dtype=wide)
+    else:
+        total = torch.stack(losses).sum() if losses else hidden.new_zeros((), dtype=wide)
+    if reduction == "mean":
+        divisor: Tensor | int = len(hidden)
+        if not target.is_floating_point():
+            divisor = target_weights(target.long(), class_weight, ignore_index, wide).sum()
+        total = total / divisor
+        gradients = [None if x is None else x.div_(divisor) for x in gradients]
+    by_hidden, by_weight, by_bias = gradients
+    by_weight = None if by_weight is None else by_weight.to(weight.dtype)
+    by_bias = None if by_bias is None or bias is None else by_bias.to(bias.dtype)
+    return total, (by_hidden, by_weight, by_bias)
+
+
+def _capped(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def _rows_per_chunk(rows: int, classes: int, features: int) -> int:
+    """So many that their logits are about as large as the hidden layer; 256 at least, to keep matrix products large."""
+    return max(256, rows * features // classes)
+
+
+def _check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    for name, x in (("hidden", hidden), ("weight", weight), *((("bias", bias),) if bias is not None else ())):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        if not x.is_floating_point():
+            raise RuntimeError(f"{name} must hold floating-point numbers, got {x.dtype}")
+        if x.device != hidden.device or (x.dtype != hidden.dtype and not torch.is_autocast_enabled(x.device.type)):
+            raise RuntimeError(
+                f"{name} must be of the device and dtype of hidden, {hidden.device} and {hidden.dtype},"
+                f" got {x.device} and {x.dtype}"
+            )
+    if hidden.dim() == 0 or weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or len(weight) == 0:
+        raise ValueError(
+            "hidden must be of shape (..., H) and weight of shape (C, H) with at least one class,"
+            f" got {tuple(hidden.shape)} and {tuple(weight.shape)}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must be of shape {tuple(weight.shape[:1])}, got {tuple(bias.shape)}")

@@ -1,0 +1,261 @@
+"""The Triton kernels as compiled for a GPU: their numbers against core in float64, and how they behave in training."""
+
+import itertools
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+
+import pytest
+import torch
+
+from bitempered import kernels
+from bitempered.torch import (
+    bi_tempered_logistic_loss,
+    log_partition,
+    tempered_log_softmax,
+    tempered_softmax,
+)
+
+T1 = [0.0, 0.5, 0.8, 1.0]
+T2 = [0.0, 0.5, 1 - 1e-6, 1.0, 1 + 1e-6, 1.05, 1.2, 2.0, 4.0]
+PAIRS = [(t1, t2) for t1, t2 in itertools.product(T1, T2) if t1 <= t2]
+CLASSES = [2, 10, 1000, 32000, 128256]  # smallest, MNIST, ImageNet, vocabularies: up to 8,192 in registers
+
+
+def make(classes, rows=16, dtype=torch.float32):
+    """Rows of standard deviation 1, 10 and 100, every third labelled with its largest class."""
+    generator = torch.Generator("cuda").manual_seed(classes)
+    scale = torch.tensor([1.0, 10.0, 100.0], device="cuda").repeat_interleave(rows)
+    logits = scale[:, None] * torch.randn(3 * rows, classes, generator=generator, device="cuda")
+    target = torch.randint(classes, (3 * rows,), generator=generator, device="cuda")
+    target[::3] = logits.argmax(1)[::3]
+    return logits.to(dtype), target
+
+
+def losses_and_gradient(logits, target, t1, t2):
+    leaf = logits.detach().requires_grad_()
+    losses = bi_tempered_logistic_loss(leaf, target, t1, t2, reduction="none")
+    return losses.detach(), torch.autograd.grad(losses.sum(), leaf)[0]
+
+
+def compile_one(case):
+    function, *arguments = case
+    with suppress(Exception):  # the test itself will say so
+        function(*arguments)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    """One process would compile for minutes what, compiled by many, it finds on disk."""
+    cases = [
+        *((check_float32, *pair, (10, 1000, 32000)) for pair in PAIRS),
+        *((check_options, *case) for case in itertools.product(SHAPES, KINDS)),
+        *((check_softmax, *case) for case in itertools.product(FUNCTIONS, SOFTMAX_T)),
+        *((check_half_precision, *case) for case in itertools.product(HALVES, FAST_PAIRS)),
+    ]
+    with ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_one, cases))
+
+
+@pytest.mark.parametrize(("t1", "t2"), PAIRS)
+def test_loss_and_gradient_in_float32(t1, t2):
+    check_float32(t1, t2, CLASSES)
+
+
+def check_float32(t1, t2, many):
+    for classes in many:
+        logits, target = make(classes)
+        with kernels.use("triton"):
+            losses, gradient = losses_and_gradient(logits, target, t1, t2)
+        with kernels.use("core"):
+            want, exact = losses_and_gradient(logits.double(), target, t1, t2)
+        assert ((losses - want).abs() / want.clamp_min(1)).max() <= 2e-6, classes
+        # core in float64 has an error of its own, which the gradient of a confident row comes down to.
+        off = (gradient - exact).norm(dim=1) > 1e-5 * exact.norm(dim=1) + 1e-14
+        # Where derivatives jump at the support's edge, float32 and float64 may differ in the class there.
+        jumps = t2 == 0 or t1 == t2 < 1
+        assert off.double().mean() <= (0.05 if jumps else 0), classes
+
+
+HALVES = [torch.bfloat16, torch.float16]
+FAST_PAIRS = [(0.8, 1.2), (0.5, 4.0)]  # powers by multiplication: from a square root, from a sixth root
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("pair", FAST_PAIRS, ids=str)
+def test_half_precision_rounds_only_the_results(dtype, pair):
+    check_half_precision(dtype, pair)
+
+
+def check_half_precision(dtype, pair):
+    for classes in (1000, 32000):
+        logits, target = make(classes, dtype=dtype)
+        losses, gradient = losses_and_gradient(logits, target, *pair)
+        with kernels.use("core"):
+            want, exact = losses_and_gradient(logits.double(), target, *pair)
+        assert losses.dtype == gradient.dtype == dtype
+        rounding, spacing = torch.finfo(dtype).eps / 2, torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        assert ((losses - want).abs() <= 1.01 * rounding * want + 2e-6).all()
+        error = (gradient - exact).norm(dim=1)
+        assert (error <= 1.01 * rounding * exact.norm(dim=1) + 1e-14 + spacing * classes**0.5).all()
+
+
+SHAPES = [(64, 50257), (40, 8192), (3, 21, 5, 7), (2, 150, 64)]  # rows not aligned; in registers; strided classes
+KINDS = ["indices", "smoothed", "probabilities"]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_option_and_shape(shape, kind):
+    check_options(shape, kind)
+
+
+def check_options(shape, kind):
+    generator = torch.Generator("cuda").manual_seed(0)
+    classes = shape[1]
+    logits = 3 * torch.randn(shape, generator=generator, device="cuda")
+    weight = torch.rand(classes, generator=generator, device="cuda") + 0.5
+    if kind == "probabilities":
+        target = torch.softmax(torch.randn(shape, generator=generator, device="cuda"), 1)
+    else:
+        target = torch.randint(classes, shape[:1] + shape[2:], generator=generator, device="cuda")
+        target.view(-1)[::4] = -100
+    for reduction in ("mean", "none"):
+        results = []
+        for name, x in (("triton", logits.clone()), ("core", logits.double())):
+            leaf = x.requires_grad_()
+            y = target.to(x.dtype) if target.is_floating_point() else target
+            with kernels.use(name):
+                loss = bi_tempered_logistic_loss(
+                    leaf,
+                    y,
+                    0.8,
+                    1.2,
+                    weight=weight.to(x.dtype),
+                    reduction=reduction,
+                    label_smoothing=0.1 if kind == "smoothed" else 0.0,
+                )
+            g = torch.rand(loss.shape, generator=torch.Generator("cuda").manual_seed(1), device="cuda").to(x.dtype)
+            results.append((loss.detach(), torch.autograd.grad(loss, leaf, g)[0]))
+        (loss, gradient), (want, exact) = results
+        torch.testing.assert_close(loss.double(), want, rtol=3e-6, atol=3e-6)
+        assert (gradient - exact).norm() <= 1e-5 * exact.norm()
+
+
+def test_strided_and_unaligned_views():
+    wide = 3 * torch.randn(64, 1001, device="cuda")
+    target = torch.randint(1000, (64,), device="cuda")
+    for view in (wide[:, :1000], wide[:, 1:], wide[::2, :1000], wide[:, :1000].t().contiguous().t()):
+        losses, gradient = losses_and_gradient(view, target[: len(view)], 0.8, 1.2)
+        want, exact = losses_and_gradient(view.contiguous(), target[: len(view)], 0.8, 1.2)
+        torch.testing.assert_close(losses, want, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(gradient, exact, rtol=1e-5, atol=1e-8)
+
+
+def test_more_than_two_to_the_31_logits_at_the_price_of_one_copy():
+    rows, classes = 70000, 32000
+    logits = torch.randn(rows, classes, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    target = torch.randint(classes, (rows,), device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loss = bi_tempered_logistic_loss(logits, target, 0.8, 1.2, reduction="sum")
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert torch.cuda.max_memory_allocated() - before <= 1.05 * logits.numel() * 2
+    _, last = losses_and_gradient(logits[-16:], target[-16:], 0.8, 1.2)
+    assert torch.equal(gradient[-16:], last)
+
+
+FUNCTIONS = [tempered_softmax, tempered_log_softmax, log_partition]
+SOFTMAX_T = [0.5, 1.2]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("t", SOFTMAX_T)
+def test_softmax(function, t):
+    check_softmax(function, t)
+
+
+def check_softmax(function, t):
+    generator = torch.Generator("cuda").manual_seed(0)
+    for shape, dim in (((32, 1000), 1), ((4, 21, 30), 1), ((16, 32000), 1)):
+        logits = 3 * torch.randn(shape, generator=generator, device="cuda")
+        results = []
+        for name, x in (("triton", logits.clone()), ("core", logits.double())):
+            leaf = x.requires_grad_()
+            with kernels.use(name):
+                out = function(leaf, t, dim)
+            g = torch.rand(out.shape, generator=torch.Generator("cuda").manual_seed(1), device="cuda").to(x.dtype)
+            results.append((out.detach(), torch.autograd.grad(out, leaf, g)[0]))
+        (out, gradient), (want, exact) = results
+        both = (out > -torch.inf) & (want > -torch.inf)
+        assert both.double().mean() >= 0.999 * (want > -torch.inf).double().mean()
+        # Next to the edge of a support, log p and its slope are as steep as they like.
+        steep = t < 1 and function is tempered_log_softmax
+        assert ((out - want)[both].abs() / want[both].abs().clamp_min(1)).max() <= (1e-2 if steep else 5e-6)
+        assert (gradient - exact).norm() <= (5e-2 if steep else 1e-5) * exact.norm()
+
+
+def test_backward_again_and_with_other_cotangents():
+    logits, target = make(1000)
+    leaf = logits.clone().requires_grad_()
+    loss = bi_tempered_logistic_loss(leaf, target, 0.8, 1.2)
+    loss.backward(retain_graph=True)
+    once = leaf.grad.clone()
+    loss.backward(retain_graph=True)  # adds to what may be the very tensor that the first backward gave away
+    (3 * loss).backward(retain_graph=True)
+    torch.testing.assert_close(leaf.grad, 5 * once)
+    (batched,) = torch.autograd.grad(loss, leaf, torch.tensor([1.0, 2.0], device="cuda"), is_grads_batched=True)
+    torch.testing.assert_close(batched, torch.stack((once, 2 * once)), rtol=1e-4, atol=1e-7)  # by core, in float32
+
+
+def test_compile_calls_the_kernel():
+    logits, target = make(1000)
+    operators = []
+
+    def backend(graph, inputs):
+        operators.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    def f(x):
+        return bi_tempered_logistic_loss(2 * x, target, 0.8, 1.2)
+
+    leaf = logits.clone().requires_grad_()
+    (want,) = torch.autograd.grad(f(leaf), leaf)
+    torch.compile(f, fullgraph=True, backend=backend)(leaf)
+    assert "bitempered.loss.default" in operators
+    torch._dynamo.reset()
+    (gradient,) = torch.autograd.grad(torch.compile(f, fullgraph=True)(leaf), leaf)
+    torch.testing.assert_close(gradient, want, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_no_synchronisation_and_cuda_graph():
+    logits, target = make(1000)
+    static = logits.clone().requires_grad_()
+    bi_tempered_logistic_loss(static, target, 0.8, 1.2).backward()  # compiles
+    torch.cuda.synchronize()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        static.grad = None
+        bi_tempered_logistic_loss(static, target, 0.8, 1.2).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    static.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = bi_tempered_logistic_loss(static, target, 0.8, 1.2)
+        loss.backward()
+    fresh = torch.randn_like(logits)
+    with torch.no_grad():
+        static.copy_(fresh)
+    graph.replay()
+    leaf = fresh.requires_grad_()
+    want = bi_tempered_logistic_loss(leaf, target, 0.8, 1.2)
+    torch.testing.assert_close(loss, want)
+    torch.testing.assert_close(static.grad, torch.autograd.grad(want, leaf)[0])
+
+
+def test_what_is_forced_and_cannot_be_done_raises():
+    logits, target = make(10)
+    with kernels.use("triton"), pytest.raises(RuntimeError, match="it computes in float32, got float64 logits"):
+        bi_tempered_logistic_loss(logits.double(), target, 0.8, 1.2)
