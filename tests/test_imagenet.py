@@ -176,6 +176,7 @@ def test_crops_follow_from_seed_epoch_and_image_alone(data):
     assert torch.equal(data.train[[5, 6]][0], data.train[[5, 6]][0])
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, where another test imported it
 def test_workers_read_the_same_images(data, monkeypatch):
     rows = [[0, 5, 9], [1], [2, 3]]
     images = replace(data.train, draw=(0, 1))
@@ -186,6 +187,7 @@ def test_workers_read_the_same_images(data, monkeypatch):
             assert torch.equal(tensor, other)
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, where another test imported it
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_image_that_cannot_be_read_is_named(workers, tmp_path, monkeypatch):
     monkeypatch.setattr(imagenet, "workers", lambda device: workers)
