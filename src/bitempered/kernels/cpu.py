@@ -1,14 +1,15 @@
 """The loss of class indices in float32 on a CPU: cpu.c, which a C compiler makes into a library at first use.
 
-C, compiled at first use, was chosen by measurement (one core, nanoseconds per logit, loss and gradient at (0.8, 1.2)):
+C, compiled at first use, was chosen by measurement: nanoseconds per logit on one core of a busy machine, loss and
+gradient at (0.8, 1.2), and what comes on top.
 
-    classes                                       10    100   1,000   16,000   first use, then kept   call
-    cpu.c: gcc -O2, and ctypes                    22      7       5        4                    2 s   2 us
-    the same in Numba (LLVM), rows one by one     55     11       5        5     5 to 9 s, import 1 s   6 us
-    core under torch.compile                   see benchmarks/cpu.md        every shape or option anew
+    classes                                    10   100   1,000   16,000   first use   every start   a call
+    cpu.c, gcc 12 and ctypes                   17     7       4        4         2 s             -     2 us
+    a plainer version in Numba 0.68, by row    55    11       5        5    5 to 9 s           1 s     6 us
 
 Numba's thread pools come on top of torch's, and the flag that lets LLVM vectorise sums also let it simplify away the
-rounding that exp2 is made of. The wheel stays pure Python; without a compiler core serves, as before.
+rounding that exp2 is made of. torch.compile (benchmarks/cpu.py) compiles anew for shapes and options, and cannot stop
+where a row has converged. The wheel stays pure Python; without a compiler core serves.
 """
 
 import ctypes
