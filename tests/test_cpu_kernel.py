@@ -338,7 +338,7 @@ def test_export():
 def test_it_is_the_default_for_float32_class_indices_and_for_nothing_else():
     logits, target = make(4, 5)
     soft, image = torch.softmax(logits, 1), torch.zeros(4, 5, 2)
-    assert kernels.choose(logits, target, 1, 0.1) == "cpu"
+    assert kernels.choose(logits, target, 1) == "cpu"
     refused = {
         r"it computes in float32, got torch.float64 logits": (logits.double(), target),
         r"it computes in float32, got torch.bfloat16 logits": (logits.bfloat16(), target),
@@ -349,7 +349,7 @@ def test_it_is_the_default_for_float32_class_indices_and_for_nothing_else():
         r"it takes plain tensors": (torch._neg_view(logits), target),
     }
     for reason, (x, y) in refused.items():
-        assert kernels.choose(x, y, min(1, x.dim() - 1), 0.0) == "core"
+        assert kernels.choose(x, y, min(1, x.dim() - 1)) == "core"
         with (
             kernels.use("cpu"),
             pytest.raises(RuntimeError, match=f"the cpu kernel cannot compute this loss: {reason}"),
@@ -360,7 +360,7 @@ def test_it_is_the_default_for_float32_class_indices_and_for_nothing_else():
     with kernels.use("cpu"), pytest.raises(RuntimeError, match=r"torch\.func transforms"):
         torch.func.grad(lambda x: bi_tempered_logistic_loss(x, target, 0.8, 1.2))(logits)
     with kernels.use("core"):
-        assert kernels.choose(logits, target, 1, 0.0) == "core"
+        assert kernels.choose(logits, target, 1) == "core"
 
 
 def test_without_a_compiler_core_serves_and_force_says_why(monkeypatch, tmp_path):
@@ -370,7 +370,7 @@ def test_without_a_compiler_core_serves_and_force_says_why(monkeypatch, tmp_path
         monkeypatch.setenv("CC", compiler)
         cpu.library.cache_clear()
         try:
-            assert kernels.choose(logits, target, 1, 0.0) == "core"
+            assert kernels.choose(logits, target, 1) == "core"
             assert bi_tempered_logistic_loss(logits, target, 0.8, 1.2).isfinite()
             with kernels.use("cpu"), pytest.raises(RuntimeError, match=reason):
                 bi_tempered_logistic_loss(logits, target, 0.8, 1.2)

@@ -280,4 +280,4 @@ def test_what_is_forced_and_cannot_be_done_raises():
     with pytest.raises(ValueError, match="there is no kernel 'cuda'; there is: core, triton"), kernels.use("cuda"):
         pass
     with kernels.use("core"):
-        assert kernels.choose(logits, target, 1, 0.0) == "core"
+        assert kernels.choose(logits, target, 1) == "core"

@@ -41,7 +41,7 @@ def use(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
-def choose(logits: Tensor, target: Tensor | None, axis: int | None, label_smoothing: float) -> str:
+def choose(logits: Tensor, target: Tensor | None, axis: int | None) -> str:
     """The name of the implementation for these arguments of a loss, or without a target of a tempered softmax."""
     if torch.compiler.is_compiling():
         # Core is what the compiler can fuse; a loss on the GPU goes to the kernel, as an operator of its own.

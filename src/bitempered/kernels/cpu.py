@@ -88,13 +88,41 @@ def loss(
     target: Tensor,
     weight: Tensor | None,
     options: tuple[float, float, int, float, int, str],
-    gradient: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The loss of logits (N, C) with class indices (N,), and its gradient where there is a contiguous tensor for it.
+    """The loss of logits (N, C) with class indices (N,).
 
     The options are t1, t2, the class axis (1), label_smoothing, ignore_index and reduction. IndexError where an index
     is neither a class nor ignore_index.
     """
+    return _run(logits, target, weight, options, None).to(dtype)
+
+
+def loss_and_gradient(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: tuple[float, float, int, float, int, str],
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    made = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    return _run(logits, target, weight, options, made).to(dtype), made
+
+
+def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
+    """Multiply the gradient in place by g, a scalar or one number per row."""
+    if g.dim() or g.item() != 1:
+        gradient *= g.unsqueeze(axis) if g.dim() else g
+    return gradient
+
+
+def _run(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: tuple[float, float, int, float, int, str],
+    gradient: Tensor | None,
+) -> Tensor:
     t1, t2, _, label_smoothing, ignore_index, reduction = options
     made = library()
     if isinstance(made, Unavailable):

@@ -31,6 +31,7 @@ from bitempered.torch.autograd import target_weights
 LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2))
 LIMIT = tl.constexpr(24)  # on the passes over a row, whatever its logits
+COUNT = tl.constexpr(256)  # targets that a program looks at together to count them
 
 
 @triton.jit
@@ -421,13 +422,29 @@ def _gradients(
 
 
 @triton.jit
+def _count(target_ptr, weight_ptr, n_rows, n_classes, ignore_index, WEIGHTED: tl.constexpr):
+    """The weights of all targets, summed."""
+    total = tl.zeros((COUNT,), tl.float32)
+    for at in tl.range(0, n_rows, COUNT):
+        row = at + tl.arange(0, COUNT)
+        label = tl.load(target_ptr + row, mask=row < n_rows, other=ignore_index)
+        kept = label != ignore_index
+        if WEIGHTED:
+            known = kept & (label >= 0) & (label < n_classes)
+            total += tl.load(weight_ptr + label, mask=known, other=0.0).to(tl.float32)
+        else:
+            total += tl.where(kept, 1.0, 0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
 def _loss(
     logits_ptr, outer_stride, inner_stride, class_stride, grad_ptr, grad_outer, grad_inner, grad_class,
-    target_ptr, weight_ptr, g_ptr, g_stride, losses_ptr, divisor_ptr, n_inner, n_classes, ignore_index, t1, t2, s,
-    KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, SHIFT: tl.constexpr,
+    target_ptr, weight_ptr, g_ptr, g_stride, losses_ptr, divisor_ptr, n_rows, n_inner, n_classes, ignore_index,
+    t1, t2, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, SHIFT: tl.constexpr,
     Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr, SAME: tl.constexpr,
     WEIGHTED: tl.constexpr, MEAN: tl.constexpr, REDUCE: tl.constexpr, WITH_LOSS: tl.constexpr, WITH_GRAD: tl.constexpr,
-    SCALED: tl.constexpr,
+    SCALED: tl.constexpr, COUNTED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
     """The loss of class indices, per row or summed over the rows of a program, and its gradient: both weighted and, for
@@ -453,7 +470,12 @@ def _loss(
     d = _decay(m, s)
     log_r, outside = _log_ratio(top - label_logit, d, s, KIND, FAST)
     log_p = log_r - m
-    divisor = tl.load(divisor_ptr).to(tl.float32) if MEAN else 1.0
+    divisor = 1.0
+    if MEAN:
+        if COUNTED:
+            divisor = tl.load(divisor_ptr).to(tl.float32)
+        else:
+            divisor = _count(target_ptr, weight_ptr, n_rows, n_classes, ignore_index, WEIGHTED)
 
     if WITH_LOSS:
         others = _exp((t1 - 2.0) * m) * (_moved(T0, T1, T2, 2.0 - t1, z, delta, s, KIND, FAST) + ties)
@@ -720,7 +742,10 @@ _COMPILED = isinstance(_loss, triton.JITFunction)  # and not interpreted
 _OPTIONS: dict[str, Any] = {"enable_fp_fusion": True} if _COMPILED else {}
 _CHECKED = {**_OPTIONS, "debug": True, "sanitize_overflow": False} if _COMPILED else {}  # debug: device_assert stays
 _FAST = _COMPILED and torch.version.hip is None
+# Triton looks at every argument of every call, and passes constants on to the launcher from 3.3 on.
+_DIRECT = _FAST and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 _SMALL = 2**20  # numbers: one operation of torch is then faster than the launch of a kernel that may do nothing
+_FEW = 4096  # targets: counting them in every program is then faster than two more launches
 _NEAR = 0.09  # of s: nearer to 0, 1 + s v would lose digits that the exponent 1 / s needs
 
 
@@ -746,6 +771,9 @@ def _tile(classes: int, inner: int, itemsize: int, contiguous: bool, vector: int
         rows, columns, warps = min(32, triton.next_power_of_2(inner)), min(columns, 32), 4
     elif columns > 8192:
         rows, columns, warps = 1, 4 * 32 * 16 // itemsize, 4
+    elif inner * columns <= 4096:  # one program, which then adds up the losses as well
+        rows = triton.next_power_of_2(inner)
+        warps = min(8, max(1, rows * columns // 128))
     elif columns > 512:
         rows, warps = 1, min(8, columns // 512)
     else:
@@ -759,6 +787,8 @@ def _tile(classes: int, inner: int, itemsize: int, contiguous: bool, vector: int
 
 def _cube(x: Tensor, axis: int) -> tuple[Tensor, int, int, tuple[int, int, int]]:
     """x (or a copy) as blocks of rows: how many of how many, and the strides from block to block, row, class."""
+    if axis == 1 and x.dim() == 2:
+        return x, 1, x.shape[0], (0, x.stride(0), x.stride(1))
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     if after == 1:
         x = x.reshape(before, x.shape[axis])
@@ -770,11 +800,42 @@ def _cube(x: Tensor, axis: int) -> tuple[Tensor, int, int, tuple[int, int, int]]
 def _geometry(classes: int, inner: int, *tensors: tuple[Tensor, tuple[int, int, int]]) -> dict[str, Any]:
     x, strides = tensors[0]
     vector = 16 // x.element_size()
-    contiguous = strides[2] == 1
-    aligned = classes % vector == 0 and all(
-        s[2] == 1 and s[0] % vector == 0 and s[1] % vector == 0 and y.data_ptr() % 16 == 0 for y, s in tensors
-    )
-    return _tile(classes, inner, x.element_size(), contiguous, vector if aligned else 1)
+    aligned = classes % vector == 0
+    for y, (outer, row, one) in tensors:
+        aligned = aligned and one == 1 and outer % vector == row % vector == y.data_ptr() % 16 == 0
+    return _tile(classes, inner, x.element_size(), strides[2] == 1, vector if aligned else 1)
+
+
+def _tiles(rows: int, geometry: dict[str, Any]) -> int:
+    return -(-rows // int(geometry["ROWS"]))
+
+
+_launched: dict[Any, Any] = {}
+
+
+def _launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    """kernel[(programs,)](*arguments, **constants), by a shorter way where the like of it has been launched before.
+
+    Triton binds and inspects every argument of every call, which takes longer than a small kernel runs.
+    """
+    if not _DIRECT:
+        kernel[(programs,)](*arguments, **constants)
+        return
+    # What a compiled kernel may depend on: of a pointer its dtype and alignment, of an integer its value, no float.
+    kinds = [
+        (x.dtype, x.data_ptr() % 16) if isinstance(x, Tensor) else None if isinstance(x, float) else (x,)
+        for x in arguments
+    ]
+    key = (kernel, torch.cuda.current_device(), *kinds, *constants.values())
+    found = _launched.get(key)
+    if found is None:
+        compiled = kernel[(programs,)](*arguments, **constants)
+        if len(_launched) >= 4096:  # of so many shapes
+            _launched.clear()
+        _launched[key] = compiled, [constants[name] for name in kernel.arg_names[len(arguments) :]]
+    else:
+        compiled, rest = found
+        compiled[programs, 1, 1](*arguments, *rest)
 
 
 def _on(x: Tensor) -> AbstractContextManager[Any]:
@@ -783,19 +844,16 @@ def _on(x: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device)
 
 
-def loss(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    options: tuple[Any, ...],
-    dtype: torch.dtype,
-    gradient: Tensor | None = None,
-) -> Tensor:
-    """The loss in `dtype`; its gradient goes into `gradient`, which may be the logits.
+def loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+    """The loss in `dtype`. The options are t1, t2, the class axis, label_smoothing, ignore_index and reduction."""
+    return _run(logits, target, weight, options, dtype, None, None)
 
-    The options are t1, t2, the class axis, label_smoothing, ignore_index and reduction.
-    """
-    return _run(logits, target, weight, options, dtype, gradient, None)
+
+def loss_and_gradient(
+    logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    made = torch.empty_like(logits)
+    return _run(logits, target, weight, options, dtype, made, None), made
 
 
 def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...]) -> Tensor:
@@ -825,12 +883,13 @@ def _run(
     x, outer, inner, strides = _cube(logits, axis)
     into, _, _, into_strides = (x, outer, inner, strides) if gradient is None else _cube(gradient, axis)
     geometry = _geometry(classes, inner, (x, strides), (into, into_strides))
-    programs = outer * triton.cdiv(inner, geometry["ROWS"])
+    programs = outer * _tiles(inner, geometry)
     kept = torch.float32 if reduce or dtype is None else dtype
-    losses = torch.empty(programs if reduce else shape, dtype=kept, device=device)
+    losses = torch.empty(shape if programs == 1 or not reduce else programs, dtype=kept, device=device)
     weight = None if weight is None else weight.contiguous()
+    counted = n > _FEW or not indices or label_smoothing > 0
     divisor = None
-    if mean:
+    if mean and counted:
         divisor = (
             target_weights(target, weight, ignore_index, torch.float32).sum()
             if indices
@@ -843,22 +902,28 @@ def _run(
     }  # fmt: skip
     g_stride = 0 if g is None or reduce else 1
     g = g if g is None or reduce else g.contiguous()
+    arguments: tuple[Any, ...]
     with _on(x):
         if indices and not label_smoothing:
-            _loss[(programs,)](
+            arguments = (
                 x, *strides, into, *into_strides, labels, weight, g, g_stride, losses, divisor,
-                inner, classes, ignore_index, t1, t2, t2 - 1, **common,
+                n, inner, classes, ignore_index, t1, t2, t2 - 1,
             )  # fmt: skip
+            common["COUNTED"] = counted
+            _launch(_loss, programs, arguments, common)
         else:
             y, y_strides = (labels, (0, 0, 0)) if indices else _cube(target, axis)[::3]
             for name in ("SHIFT", "Q", "R", "E"):
                 del common[name]
-            _soft_loss[(programs,)](
+            arguments = (
                 x, *strides, into, *into_strides, y, *y_strides, weight, g, g_stride, losses, divisor,
                 inner, classes, ignore_index, label_smoothing, 1e-3 if target.element_size() > 2 else 1e-2,
-                t1, t2, t2 - 1, **common, T1_IS_ONE=t1 == 1, INDICES=indices,
+                t1, t2, t2 - 1,
             )  # fmt: skip
-    return losses.sum().to(dtype) if reduce and dtype is not None else losses
+            _launch(_soft_loss, programs, arguments, common | {"T1_IS_ONE": t1 == 1, "INDICES": indices})
+    if reduce and programs > 1:
+        losses = losses.sum()
+    return losses if dtype is None or dtype == losses.dtype else losses.to(dtype)
 
 
 def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
@@ -869,11 +934,10 @@ def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
     if x.numel():
         tile = dict(_geometry(x.shape[1], inner, (x, strides)))
         tile.pop("SINGLE")
-        programs = min(outer * triton.cdiv(inner, tile["ROWS"]), 8 * _processors(x.device))
+        programs = min(outer * _tiles(inner, tile), 8 * _processors(x.device))
         with _on(x):
-            _scale[(programs,)](
-                x, *strides, g.contiguous(), 1 if g.dim() else 0, outer, inner, x.shape[1], **tile, **_OPTIONS
-            )
+            arguments = x, *strides, g.contiguous(), 1 if g.dim() else 0, outer, inner, x.shape[1]
+            _launch(_scale, programs, arguments, tile | _OPTIONS)
     return gradient
 
 
@@ -893,11 +957,9 @@ def softmax(logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) 
         geometry = _geometry(x.shape[1], inner, (x, strides))
         temperature = _temperatures(1.0, t)
         with _on(x):
-            _softmax[(outer * triton.cdiv(inner, geometry["ROWS"]),)](
-                x, *strides, into, *into_strides, out, state, inner, x.shape[1], outer * inner, t, t - 1,
-                KIND=temperature["KIND"], NEAR=temperature["NEAR"], FAST=_FAST, WHAT=_WHAT[what],
-                **geometry, **_OPTIONS,
-            )  # fmt: skip
+            arguments = x, *strides, into, *into_strides, out, state, inner, x.shape[1], outer * inner, t, t - 1
+            constants = {name: temperature[name] for name in ("KIND", "NEAR", "FAST")} | {"WHAT": _WHAT[what]}
+            _launch(_softmax, outer * _tiles(inner, geometry), arguments, constants | geometry | _OPTIONS)
     return out, state
 
 
@@ -915,10 +977,11 @@ def softmax_backward(g: Tensor, logits: Tensor, state: Tensor, t: float, axis: i
         tile.pop("SINGLE")
         temperature = _temperatures(1.0, t)
         with _on(x):
-            _softmax_backward[(outer * triton.cdiv(inner, tile["ROWS"]),)](
+            arguments = (
                 x, *strides, into, *into_strides, g, *g_strides, state, inner, x.shape[1], outer * inner, t, t - 1,
-                KIND=temperature["KIND"], FAST=_FAST, WHAT=_WHAT[what], **tile, **_OPTIONS,
             )  # fmt: skip
+            constants = {"KIND": temperature["KIND"], "FAST": _FAST, "WHAT": _WHAT[what]}
+            _launch(_softmax_backward, outer * _tiles(inner, tile), arguments, constants | tile | _OPTIONS)
     return made
 
 

@@ -5,6 +5,7 @@ it never iterates and can itself be differentiated: the extra output (the log-pr
 the graph of a second derivative back to the logits.
 """
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,64 +157,45 @@ class _LossForwardMode(_Loss):
 
 
 class _FusedLoss(torch.autograd.Function):
-    """(logits, class indices, class weights, (t1, t2, axis, smoothing, ignore_index, reduction)) -> the reduced loss.
+    """(logits, target, class weights, (t1, t2, axis, smoothing, ignore_index, reduction), dtype, kernel) -> the loss.
 
-    The CPU kernel leaves the gradient in forward. The first backward gives it away; another computes it anew.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...]) -> Tensor:
-        ctx.options = options
-        ctx.save_for_backward(logits, target, weight)
-        ctx.gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        return cpu.loss(logits, target, weight, options, ctx.gradient)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled() or not _has_memory(g):
-            return g.unsqueeze(-1) * _reduced_partials(ctx), None, None, None
-        gradient = vars(ctx).pop("gradient", None)
-        if gradient is None:
-            logits, target, weight = ctx.saved_tensors
-            gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
-            cpu.loss(logits, target, weight, ctx.options, gradient)
-        if g.dim() or g.item() != 1:
-            gradient *= g.unsqueeze(-1)
-        return gradient, None, None, None
-
-
-class _DeviceLoss(torch.autograd.Function):
-    """(logits, target, class weights, (t1, t2, axis, smoothing, ignore_index, reduction), dtype) -> the reduced loss.
-
-    The GPU kernel leaves the gradient in forward. The first backward gives it away; another computes it anew.
+    The kernel leaves the gradient in forward. The first backward gives it away; another computes it anew.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype
+        ctx: Any,
+        logits: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        options: tuple[Any, ...],
+        dtype: torch.dtype,
+        kernel: Any,
     ) -> Tensor:
-        from bitempered.kernels import triton
-
-        ctx.options = options
+        ctx.arguments = options, dtype, kernel
         ctx.save_for_backward(logits, target, weight)
-        ctx.gradient = torch.empty_like(logits)
-        return triton.loss(logits, target, weight, options, dtype, ctx.gradient)
+        loss, ctx.gradient = kernel.loss_and_gradient(logits, target, weight, options, dtype)
+        return loss
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        from bitempered.kernels import triton
-
-        axis = ctx.options[2]
+        options, dtype, kernel = ctx.arguments
+        axis = options[2]
         if torch.is_grad_enabled() or not _has_memory(g):
-            rows = g.unsqueeze(axis) if ctx.options[-1] == "none" else g
-            return (rows * _reduced_partials(ctx)).to(ctx.saved_tensors[0].dtype), None, None, None, None
+            logits, *_ = ctx.saved_tensors
+            rows = g.unsqueeze(axis) if options[-1] == "none" else g
+            return (rows * _reduced_partials(ctx)).to(logits.dtype), None, None, None, None, None
         gradient = vars(ctx).pop("gradient", None)
         if gradient is None:
-            logits, target, weight = ctx.saved_tensors
-            gradient = triton.gradient(g, logits, target, weight, ctx.options)
-        else:
-            triton.scale_(gradient, g, axis)
-        return gradient, None, None, None, None
+            _, gradient = kernel.loss_and_gradient(*ctx.saved_tensors, options, dtype)
+        return kernel.scale_(gradient, g, axis), None, None, None, None, None
+
+
+@functools.cache
+def _triton() -> Any:
+    from bitempered.kernels import triton
+
+    return triton
 
 
 def _has_memory(x: Tensor) -> bool:
@@ -224,8 +206,8 @@ def _has_memory(x: Tensor) -> bool:
 
 
 def _reduced_partials(ctx: Any) -> Tensor:
-    """The gradient of a _FusedLoss or _DeviceLoss by core, in operations that can be differentiated and mapped."""
-    *options, reduction = ctx.options
+    """The gradient of a _FusedLoss by core, in operations that can be differentiated and mapped."""
+    *options, reduction = ctx.arguments[0]
     logits, target, weight = ctx.saved_tensors
     _, m = _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options)
     by_a = _partials(SimpleNamespace(saved_tensors=(logits, target, weight, m), options=options), False)[0]
@@ -241,21 +223,17 @@ class _DeviceSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> Tensor:
-        from bitempered.kernels import triton
-
-        out, state = triton.softmax(logits, t, axis, what, dtype)
+        out, state = _triton().softmax(logits, t, axis, what, dtype)
         ctx.options = t, axis, what
         ctx.save_for_backward(logits, state)
         return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        from bitempered.kernels import triton
-
         logits, state = ctx.saved_tensors
         t, axis, what = ctx.options
         if not torch.is_grad_enabled() and _has_memory(g):
-            return triton.softmax_backward(g, logits, state, t, axis, what), None, None, None, None
+            return _triton().softmax_backward(g, logits, state, t, axis, what), None, None, None, None
         log_p, _ = _mode(_LogSoftmax, _LogSoftmaxForwardMode).apply(logits, t, axis)
         if what == "partition":
             grad = g.unsqueeze(axis) * core.escort(log_p, t, axis=axis, xp=xp)
@@ -358,24 +336,19 @@ def loss_per_example(
     return rows.squeeze(-1 if axis is None else axis)
 
 
-def fused_loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...]) -> Tensor:
-    """The reduced loss from the CPU kernel, which raises IndexError where a class index is wrong."""
-    if logits.requires_grad and torch.is_grad_enabled():
-        return _FusedLoss.apply(logits, target, weight, options)
-    return cpu.loss(logits, target, weight, options)
-
-
-def device_loss(
-    logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype
+def fused_loss(
+    kernel: str, logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype
 ) -> Tensor:
-    """The reduced loss from the GPU kernel, which asserts on the device that the target's values fit."""
-    from bitempered.kernels import triton
-
+    """The reduced loss from a kernel. It looks at class indices and probabilities itself: "cpu" raises IndexError where
+    one is wrong, "triton" asserts on the device."""
     if torch.compiler.is_compiling():
+        import bitempered.kernels.triton  # registers the operator
+
         return torch.ops.bitempered.loss.default(logits, target, weight, *options, dtype)
+    module = cpu if kernel == "cpu" else _triton()
     if logits.requires_grad and torch.is_grad_enabled():
-        return _DeviceLoss.apply(logits, target, weight, options, dtype)
-    return triton.loss(logits, target, weight, options, dtype)
+        return _FusedLoss.apply(logits, target, weight, options, dtype, module)
+    return module.loss(logits, target, weight, options, dtype)
 
 
 def device_softmax(logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> Tensor:

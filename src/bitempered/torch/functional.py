@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,6 @@ from bitempered import core, kernels
 from bitempered.checks import check_temperature, check_temperatures
 from bitempered.torch.autograd import (
     compute_dtype,
-    device_loss,
     device_softmax,
     fused_loss,
     log_softmax_and_partition,
@@ -175,22 +175,60 @@ def class_loss(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """`bi_tempered_logistic_loss`, in `dtype` if one is given."""
-    t1, t2 = check_temperatures(t1, t2)
-    target, axis = _check_arguments(logits, target, weight, ignore_index, reduction, label_smoothing)
+    target, options = _options(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing)
+    t1, t2, axis, label_smoothing, *_ = options
     dtype = dtype or result_dtype(logits)
-    label_smoothing = float(label_smoothing)
-    kernel = kernels.choose(logits, target, axis, label_smoothing)
-    options = (t1, t2, axis, label_smoothing, ignore_index, reduction)
-    if kernel == "triton":
-        return device_loss(logits, target, weight, options, dtype)
-    if kernel == "cpu":
+    kernel = kernels.choose(logits, target, axis)
+    if kernel != "core":
         try:
-            return fused_loss(logits, target, weight, options)
+            return fused_loss(kernel, logits, target, weight, options, dtype)
         except IndexError:  # the kernel looks at the indices itself; what is wrong with them is said below
             pass
     _check_target_values(target, logits.shape[axis], axis, ignore_index)
     losses = loss_per_example(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
     return reduce_classes(losses, target, weight, ignore_index, reduction).to(dtype)
+
+
+_Options = tuple[float, float, int, float, int, str]  # t1, t2, the class axis, smoothing, ignore_index, reduction
+_known: dict[Any, _Options] = {}
+
+
+def _options(
+    logits: Tensor,
+    target: Tensor,
+    t1: float,
+    t2: float,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> tuple[Tensor, _Options]:
+    """Raises where arguments do not fit, but for the target's values; the target (indices as int64) and the options.
+
+    Arguments like those of an earlier call fit as they did: a training loop asks the same thousands of times.
+    """
+    key: Any = None
+    if not torch.compiler.is_compiling():
+        try:
+            kinds = [(x.shape, x.dtype, x.device) for x in (logits, target)]
+            of_weight = None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad)
+            key = (*kinds, of_weight, t1, t2, ignore_index, reduction, label_smoothing)
+            if key in _known:
+                return _as_target(target), _known[key]
+        except (AttributeError, TypeError):  # no tensors, or nothing to look up by: the checks below say what is wrong
+            key = None
+    t1, t2 = check_temperatures(t1, t2)
+    target, axis = _check_arguments(logits, target, weight, ignore_index, reduction, label_smoothing)
+    options = t1, t2, axis, float(label_smoothing), ignore_index, reduction
+    if key is not None:
+        if len(_known) >= 4096:  # of so many shapes
+            _known.clear()
+        _known[key] = options
+    return target, options
+
+
+def _as_target(target: Tensor) -> Tensor:
+    return target if target.dtype == torch.int64 or target.is_floating_point() else target.long()
 
 
 def bi_tempered_binary_logistic_loss(
@@ -241,7 +279,7 @@ def bi_tempered_binary_logistic_loss(
         lambda: (target >= 0) & (target <= 1),
         lambda: ValueError(f"target must be probabilities in [0, 1], got {_range(target)}"),
     )
-    kernels.choose(logits, target, None, 0.0)  # raises where a kernel is forced: none computes this loss
+    kernels.choose(logits, target, None)  # raises where a kernel is forced: none computes this loss
     if pos_weight is not None:
         pos_weight = pos_weight.expand_as(logits)
     losses = loss_per_example(logits, target, pos_weight, t1, t2, None)
@@ -305,7 +343,7 @@ def _softmax(logits: Tensor, t: float, dim: int, what: str) -> Tensor:
         raise IndexError(f"dim must be in [{-logits.dim()}, {logits.dim() - 1}] for this shape, got {dim}")
     _check_class_axis(logits, dim)
     axis = dim % logits.dim()
-    if kernels.choose(logits, None, axis, 0.0) == "triton":
+    if kernels.choose(logits, None, axis) == "triton":
         return device_softmax(logits, t, axis, what, result_dtype(logits))
     log_p, partition = log_softmax_and_partition(logits, t, axis)
     if what == "partition":
@@ -373,11 +411,9 @@ def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) 
         )
         # The shape of the other kind means that only the dtype is wrong; as in torch that is a RuntimeError.
         raise (RuntimeError if target.shape in (rows, logits.shape) else ValueError)(expected)
-    if indices:
-        return target.long()
-    if ignore_index >= 0:
+    if not indices and ignore_index >= 0:
         raise RuntimeError(f"ignore_index is for class indices, got {ignore_index} with class probabilities")
-    return target
+    return _as_target(target)
 
 
 def _check_target_values(target: Tensor, classes: int, axis: int, ignore_index: int) -> None:
