@@ -78,11 +78,11 @@ def mnist_cnn(classes: int = 10) -> Network:
     return Network(initial, apply)
 
 
-def resnet56(classes: int, *, blocks: int = 9) -> Network:
+def resnet56(classes: int, *, width: int = 16, blocks: int = 9) -> Network:
     """A residual net of 56 layers without batch normalisation, for images `(n, 32, 32, 3)`.
 
-    A 3 x 3 convolution of 16, three groups of nine blocks of 16, 32 and 64 channels, the mean over positions, a dense
-    layer. A block is two 3 x 3 convolutions beside the identity; where the size halves, the identity keeps every other
+    A 3 x 3 convolution of `width`, three groups of nine blocks of 1, 2 and 4 times as many channels, the mean over
+    positions, a dense layer. A block is two 3 x 3 convolutions beside the identity; where the size halves, the identity keeps every other
     pixel and new channels are zero, so that shortcuts have no weights. Without batch normalisation the initialisation
     is what makes the net trainable: Hardt and Ma draw small random weights so that every block begins near the
     identity. Here, as in Fixup, the last convolution of each block and the dense layer begin at zero and the first
@@ -92,7 +92,7 @@ def resnet56(classes: int, *, blocks: int = 9) -> Network:
     Reference: Hardt and Ma, Identity Matters in Deep Learning, 2017; He et al., Deep Residual Learning,
     2016 (the layout); Zhang, Dauphin and Ma, Fixup Initialization, 2019.
     """
-    channels = (16,) * (blocks + 1) + (32,) * blocks + (64,) * blocks
+    channels = (width,) * (blocks + 1) + (2 * width,) * blocks + (4 * width,) * blocks
 
     def initial(generator: torch.Generator) -> Weights:
         flat = []
@@ -101,9 +101,9 @@ def resnet56(classes: int, *, blocks: int = 9) -> Network:
             flat.append(scale * torch.randn(9 * inputs * outputs, generator=generator))
             flat.append(torch.zeros(outputs + 9 * outputs * outputs + outputs))
         return {
-            "filter0": _first_filter(3, 3, 16, None, generator),
+            "filter0": _first_filter(3, 3, width, None, generator),
             "blocks": torch.cat(flat),
-            "dense0": torch.zeros(64, classes),
+            "dense0": torch.zeros(4 * width, classes),
             "dense0.bias": torch.zeros(1, classes),
         }
 

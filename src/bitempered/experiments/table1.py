@@ -71,8 +71,8 @@ RECIPES = {
         TRAINING["cifar100"],
         replace(TRAINING["cifar100"], epochs=15, steps=None),
         {
-            "logistic": settings(LOGISTIC, (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)),
-            "bi-tempered": settings(tempered((0.8, 1.2), (0.5, 1.2)), (0.05, 0.1, 0.2)),
+            "logistic": settings(LOGISTIC, (0.01, 0.03, 0.05, 0.1, 0.2, 0.3)),
+            "bi-tempered": settings(tempered((0.8, 1.2), (0.6, 1.2)), (0.1, 0.2, 0.4)),
         },
         {
             "logistic": (74.03, 69.94, 66.39, 63.00, 53.17, 52.96),
@@ -113,23 +113,21 @@ def search(recipe: Table1, folder: Path, progress: Progress, device: str, data_d
     """Train every setting on the shortened schedule and return the best of each loss and level."""
     folder.mkdir(parents=True, exist_ok=True)
     best: list[Cell] = []
-    # In fleets of one loss and level: as many members as there are settings.
-    for place, (level, (name, found)) in enumerate(
-        (level, item) for level in recipe.levels for item in recipe.searched.items()
-    ):
-        cells = tuple(Cell(loss, level, rate) for loss, rate in found)
-        if len(cells) == 1:
+    for place, level in enumerate(recipe.levels):  # one fleet for each
+        cells = tuple(Cell(loss, level, rate) for found in recipe.searched.values() for loss, rate in found)
+        if len(cells) == len(recipe.searched):
             best += cells
             continue
         comparison = Comparison(recipe.dataset, recipe.search, cells, (SEARCH_SEED,), rows=recipe.rows)
-        total = len(recipe.levels) * len(recipe.searched) * recipe.search.epochs
+        total = len(recipe.levels) * recipe.search.epochs
 
         def show(done: int, of: int, text: str, before: int = place * recipe.search.epochs) -> None:
-            progress(before + done, total, f"search, noise {level:.0%}, {name}: {text}")  # noqa: B023
+            progress(before + done, total, f"search, noise {level:.0%}: {text}")  # noqa: B023
 
         rows = run(comparison, folder, show, name="search", device=device, data_dir=data_dir)
-        row = max(rows, key=lambda row: row["validation_chosen"])
-        best.append(Cell(Loss(row["loss"], tuple(row["numbers"])), level, row["learning_rate"]))
+        for name in recipe.searched:
+            row = max((row for row in rows if row["loss"] == name), key=lambda row: row["validation_chosen"])
+            best.append(Cell(Loss(row["loss"], tuple(row["numbers"])), level, row["learning_rate"]))
     return tuple(best)
 
 
