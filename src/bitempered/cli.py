@@ -159,6 +159,39 @@ def reproduce(
     print(f"Written to {path}")
 
 
+@app.command()
+def bench(
+    device: Annotated[
+        str | None, typer.Option(help="What to measure: cpu or cuda. Without it, cuda if there is one.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few tiny cases: it shows that everything runs, not how fast.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for rows, tables and figure.")] = Path("benchmarks"),
+) -> None:
+    """Time the loss beside cross-entropy and other implementations; takes minutes on an idle machine.
+
+    Writes cpu.jsonl, cpu.md and cpu.png, or gpu.*, as they come. Liger-Kernel and entmax take part where installed.
+    """
+    try:
+        from bitempered.experiments import bench
+    except ModuleNotFoundError as missing:
+        fail(f"{missing}; {NEEDS}", 1)
+
+    try:
+        device = choose_device(device)
+    except ValueError as error:
+        fail(str(error), 2)
+    plan = bench.quick(bench.PLANS[device]) if quick else bench.PLANS[device]
+    with clear_errors(out, "what was measured is there"):
+        rows = bench.run(plan, device, out, lambda text: print(text, flush=True))
+    name = "gpu" if device == "cuda" else "cpu"
+    print(f"Written to {out}: {name}.md, {name}.png and {name}.jsonl")
+    failed = [f"{row['label']} at {row['rows']} x {row['classes']}" for row in rows if "failed" in row]
+    if failed:
+        fail(f"these failed: {'; '.join(failed)}", 1)
+
+
 def reproduce_table1(
     what: str, dataset: str, quick: bool, resume: bool, seeds: int, data_dir: Path | None, device: str | None,
     out: Path | None,

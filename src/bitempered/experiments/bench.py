@@ -1,0 +1,426 @@
+"""Time, memory and error of the loss, forward and backward, beside cross-entropy and what else people use.
+
+All contenders of a case take turns, so that whatever else the machine does falls on all of them. On a GPU a time is
+what passes between two events around one call, launches from Python included, the L2 cache flushed before; small cases
+are also replayed from a CUDA graph, whose time is the device's alone. Errors are those of the very call that is timed,
+against float64. `bench_report` makes tables and a figure of the rows.
+"""
+
+import functools
+import gc
+import importlib
+import importlib.metadata
+import multiprocessing
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bitempered import kernels
+from bitempered.experiments import bench_report
+from bitempered.experiments.figures import png
+from bitempered.experiments.files import write_atomically, write_rows
+from bitempered.experiments.origin import provenance, today
+from bitempered.kernels import cpu
+from bitempered.torch import bi_tempered_logistic_loss, linear_bi_tempered_logistic_loss, tempered_softmax
+
+__all__ = ["PLANS", "Case", "Plan", "quick", "run"]
+
+Row = dict[str, Any]
+Pair = tuple[float, float]
+PAIRS: tuple[Pair, ...] = ((0.8, 1.2), (0.5, 4.0))  # the paper's for CIFAR-100 and for MNIST
+
+OURS, BASE, LIGER = "bitempered", "cross_entropy", "Liger cross_entropy"
+LINEAR_BASE, LINEAR_LIGER = "linear, cross_entropy", "Liger fused linear cross_entropy"
+# What times are divided by.
+REFERENCES = {"loss": (BASE, LIGER), "linear": (LINEAR_BASE, LINEAR_LIGER), "softmax": ("entmax15",)}
+GRAPH = ", CUDA graph"
+FEW = 5  # runs of what is so slow that more would take most of the time
+PORT_LIMIT = {"cpu": 2**23, "cuda": 2**28}  # logits: the port takes 20 times their memory
+
+
+class Case(NamedTuple):
+    """Random logits (rows, classes), of a linear layer of so many features if any; sweep: of which curve a point."""
+
+    rows: int
+    classes: int
+    dtype: str = "float32"
+    kind: str = "loss"
+    features: int = 0
+    sweep: str = ""
+
+    def __str__(self) -> str:
+        features = f" of {self.features:,} features" if self.features else ""
+        sweep = f", by {self.sweep}" if self.sweep else ""
+        return f"{self.rows:,} × {self.classes:,}{features}, {self.dtype}{sweep}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """At least so many turns in each case, and up to so many while there are seconds left."""
+
+    cases: tuple[Case, ...]
+    least: int
+    most: int
+    seconds: float
+    compiled: bool = True  # time torch.compile as well
+
+
+CLASSES = (10, 100, 1000, 10_000, 32_000, 100_000, 256_000)
+CPU = (
+    *(Case(*shape) for shape in ((128, 10), (128, 1000), (1024, 1000), (256, 32000))),
+    Case(256, 1000, kind="softmax"),
+    *(Case(128, classes, sweep="classes") for classes in CLASSES),
+    *(Case(4**k, 1000, sweep="rows") for k in range(2, 8)),
+)
+CUDA = (
+    *(Case(*shape, dtype) for shape in ((8192, 32000), (4096, 128256)) for dtype in ("bfloat16", "float32")),
+    Case(4096, 1000),
+    Case(128, 10),
+    Case(8192, 128256, "bfloat16", "linear", features=4096),
+    Case(8192, 32000, kind="softmax"),
+    *(Case(4096, classes, sweep="classes") for classes in CLASSES),
+    *(Case(4**k // 2, 32000, sweep="rows") for k in range(4, 9)),
+)
+QUICK = (
+    *(Case(*shape) for shape in ((8, 10), (4, 300))),
+    Case(300, 16, kind="linear", features=4),
+    Case(4, 16, kind="softmax"),
+    *(Case(4, classes, sweep="classes") for classes in (16, 64)),
+    *(Case(rows, 16, sweep="rows") for rows in (4, 16)),
+)
+PLANS = {"cpu": Plan(CPU, least=15, most=2000, seconds=5.0), "cuda": Plan(CUDA, least=15, most=200, seconds=1.5)}
+
+
+def quick(plan: Plan) -> Plan:
+    """Tiny cases and three turns: it shows that everything but torch.compile runs, not how fast."""
+    return replace(plan, cases=QUICK, least=3, most=3, compiled=False)
+
+
+class Contender(NamedTuple):
+    name: str
+    function: Callable[..., Tensor]
+    pair: Pair | None = None  # of the bi-tempered loss
+    overwrites: bool = False  # its input, with the gradient: it gets a copy
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.pair}" if self.pair else self.name
+
+
+def log_t(x: Tensor, t: float) -> Tensor:
+    return (x ** (1 - t) - 1) / (1 - t)
+
+
+def exp_t(x: Tensor, t: float) -> Tensor:
+    return (1 + (1 - t) * x).relu() ** (1 / (1 - t))
+
+
+def port(logits: Tensor, target: Tensor, t1: float, t2: float) -> Tensor:
+    """What copies of the published code do, for t2 > 1: one-hot labels, five fixed-point iterations, autograd."""
+    top = logits.amax(1, keepdim=True)
+    centred = logits - top
+    shrunk = centred
+    for _ in range(5):
+        shrunk = centred * exp_t(shrunk, t2).sum(1, keepdim=True) ** (1 - t2)
+    normalization = top - log_t(1 / exp_t(shrunk, t2).sum(1, keepdim=True), t2)
+    p = exp_t(logits - normalization, t2)
+    y = F.one_hot(target, logits.shape[1]).to(logits.dtype)
+    losses = y * (log_t(y + 1e-10, t1) - log_t(p, t1)) - (y ** (2 - t1) - p ** (2 - t1)) / (2 - t1)
+    return losses.sum(1).mean()
+
+
+def core(*arguments: Any) -> Tensor:
+    with kernels.use("core"):
+        return bi_tempered_logistic_loss(*arguments)
+
+
+def at(function: Callable[..., Tensor], pair: Pair) -> Callable[..., Tensor]:
+    return lambda *inputs: function(*inputs, *pair)
+
+
+def found(module: str, name: str) -> Any:
+    """A function of a package that may not be installed, or None."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError:
+        return None
+
+
+def contenders(case: Case, device: str, compiled: bool) -> list[Contender]:
+    cuda, liger = device == "cuda", "liger_kernel.transformers.functional"
+    if case.kind == "softmax":  # at t = 1/2, where it is entmax with its usual alpha, 3/2
+        made = [Contender(OURS, lambda a: tempered_softmax(a, 0.5))]
+        functions = {name: found("entmax", name) for name in ("entmax15", "entmax_bisect")}
+        return made + [Contender(name, function) for name, function in functions.items() if function]
+    if case.kind == "linear":
+        made = [Contender(LINEAR_BASE, lambda h, w, y: F.cross_entropy(F.linear(h, w), y))]
+        if cuda and (fused := found(liger, "liger_fused_linear_cross_entropy")):
+            made.append(Contender(LINEAR_LIGER, fused))
+        return made + [Contender(OURS, at(linear_bi_tempered_logistic_loss, pair), pair) for pair in PAIRS]
+    made = [Contender(BASE, F.cross_entropy)]
+    if compiled := compiled and not case.sweep:
+        made.append(Contender(f"{BASE}, torch.compile", torch.compile(F.cross_entropy, dynamic=False)))
+    if cuda and (fused := found(liger, "liger_cross_entropy")):
+        made.append(Contender(LIGER, fused, overwrites=True))
+    for pair in PAIRS:
+        ours = at(bi_tempered_logistic_loss, pair)
+        made.append(Contender(OURS, ours, pair))
+        if not cuda and not case.sweep:
+            made.append(Contender("core", at(core, pair), pair))
+            if compiled:  # on a CPU the loss inside torch.compile is core
+                made.append(Contender("core, torch.compile", torch.compile(ours, dynamic=False), pair))
+        if case.rows * case.classes <= PORT_LIMIT[device]:
+            made.append(Contender("port, 5 iterations", at(port, pair), pair))
+    return made
+
+
+class Inputs(NamedTuple):
+    leaves: tuple[Tensor, ...]  # differentiated in: logits, or hidden layer and weight
+    target: tuple[Tensor, ...]  # class indices; none of a softmax
+    cotangent: Tensor | None  # of a softmax
+
+
+def make(case: Case, device: str) -> Inputs:
+    generator = torch.Generator(device).manual_seed(0)
+    n, k, h = case.rows, case.classes, case.features
+    normal = functools.partial(torch.randn, device=device, dtype=getattr(torch, case.dtype), generator=generator)
+    made = [normal(n, h), normal(k, h) * h**-0.5] if h else [normal(n, k)]
+    leaves = tuple(x.requires_grad_() for x in made)
+    if case.kind == "softmax":
+        return Inputs(leaves, (), normal(n, k))
+    return Inputs(leaves, (torch.randint(k, (n,), device=device, generator=generator),), None)
+
+
+class Call:
+    """One forward and backward."""
+
+    def __init__(self, contender: Contender, inputs: Inputs) -> None:
+        self.function, self.inputs, self.leaves = contender.function, inputs, inputs.leaves
+        if contender.overwrites:
+            self.leaves = tuple(x.detach().clone().requires_grad_() for x in inputs.leaves)
+
+    def restore(self) -> None:
+        """Undo what the last call wrote over: not timed, since who trains has new logits every time."""
+        if self.leaves is not self.inputs.leaves:
+            with torch.no_grad():
+                for own, x in zip(self.leaves, self.inputs.leaves, strict=True):
+                    own.copy_(x)
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        value = self.function(*self.leaves, *self.inputs.target)
+        return value.detach(), torch.autograd.grad(value, self.leaves, self.inputs.cotangent)[0]
+
+
+def recorded(call: Call) -> Callable[[], None]:
+    """What a call does on the device, without Python."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # as torch asks for: what is recorded has run on another stream before
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+class Clock:
+    def __init__(self, device: str) -> None:
+        self.device, self.cuda = device, device == "cuda"
+        if self.cuda:
+            self.flush = torch.empty(2**28, dtype=torch.int8, device=device)
+            self.begin, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        if isinstance(call, Call):
+            call.restore()
+        if not self.cuda:
+            start = time.perf_counter()
+            call()
+            return time.perf_counter() - start
+        torch.cuda.synchronize()
+        self.flush.zero_()
+        if isinstance(call, Call):  # a graph or a copy is queued while the flush runs: its launch is not timed
+            torch.cuda.synchronize()
+        self.begin.record()
+        call()
+        self.end.record()
+        torch.cuda.synchronize()
+        return self.begin.elapsed_time(self.end) / 1e3
+
+    def peak(self, call: Call) -> int | None:
+        """Bytes that one call adds to what was there before, at its worst moment; on a CPU nobody counts them."""
+        if not self.cuda:
+            return None
+        call.restore()
+        torch.cuda.reset_peak_memory_stats()
+        there = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - there
+
+    def take_turns(self, calls: dict[str, Callable[[], Any]], plan: Plan) -> dict[str, list[float]]:
+        taken: dict[str, list[float]] = {label: [] for label in calls}
+        gc.collect()
+        gc.disable()  # as timeit does: with all that torch.compile leaves, a collection takes 0.2 s
+        try:
+            turn, end = 0, time.perf_counter() + plan.seconds
+            while turn < plan.least or (turn < plan.most and time.perf_counter() < end):
+                for label, call in calls.items():
+                    if turn < FEW or sum(taken[label]) < plan.seconds:
+                        taken[label].append(self.seconds(call))
+                turn += 1
+        finally:
+            gc.enable()
+        return taken
+
+
+def exact(case: Case, pair: Pair | None, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Value and gradient in float64, some rows at a time: by core, or by torch where the loss is cross-entropy."""
+    values, gradients = [], []
+    first, *others = (x.detach().double() for x in inputs.leaves)
+    for rows in torch.arange(case.rows, device=first.device).split(max(1, 2**25 // case.classes)):
+        leaf, cotangent = first[rows].requires_grad_(), None
+        with kernels.use("core"):
+            if inputs.cotangent is not None:
+                value, cotangent = tempered_softmax(leaf, 0.5), inputs.cotangent[rows].double()
+            else:
+                loss: Callable[..., Tensor] = bi_tempered_logistic_loss if pair else F.cross_entropy
+                logits = F.linear(leaf, *others) if others else leaf
+                value = loss(logits, inputs.target[0][rows], *(pair or ()), reduction="sum") / case.rows
+        gradients.append(torch.autograd.grad(value, leaf, cotangent)[0])
+        values.append(value.detach())
+    value = torch.stack(values).sum() if inputs.cotangent is None else torch.cat(values)
+    return value, torch.cat(gradients)
+
+
+def errors(result: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> Row:
+    """Of the loss, relative to max(1, loss), or a row of a softmax; and of a row's gradient, by norms: the worst row.
+
+    The gradient is that of the logits, or of the hidden layer before them.
+    """
+    off = [torch.atleast_2d(got.double() - right).norm(dim=1) for got, right in zip(result, want, strict=True)]
+    value, gradient = (torch.atleast_2d(right).norm(dim=1) for right in want)
+    return {
+        "loss_error": (off[0] / value.clamp_min(1)).max().item(),
+        "gradient_error": (off[1] / gradient).max().item(),
+    }
+
+
+def measure(case: Case, plan: Plan, clock: Clock, say: Callable[[str], None]) -> list[Row]:
+    """A row for each contender: times, their ratios to the references' medians, memory, errors."""
+    inputs, made = make(case, clock.device), []
+    calls: dict[str, Callable[[], Any]] = {}
+    if case.kind != "linear":  # one read and one write of the logits: what a loss and its gradient cost at least
+        logits = inputs.leaves[0].detach()
+        calls["copy"] = functools.partial(torch.empty_like(logits).copy_, logits)
+    wanted: dict[Pair | None, tuple[Tensor, Tensor]] = {}
+    small = case.kind == "loss" and not case.sweep and case.rows * case.classes < 2**23
+    torch.compiler.reset()
+    for contender in contenders(case, clock.device, plan.compiled):
+        t1, t2 = contender.pair or (None, None)
+        row = {"contender": contender.name, "label": contender.label, "t1": t1, "t2": t2} | case._asdict()
+        made.append(row)
+        try:
+            call = Call(contender, inputs)
+            result = call()  # compiles
+            if not case.sweep:
+                if contender.pair not in wanted:
+                    wanted[contender.pair] = exact(case, contender.pair, inputs)
+                row |= errors(result, wanted[contender.pair])
+            del result
+            row["peak_bytes"] = clock.peak(call)
+            calls[contender.label] = call
+            if clock.cuda and small and contender.name in (OURS, BASE):
+                calls[contender.label + GRAPH] = recorded(call)
+                made.append(row | {"contender": contender.name + GRAPH, "label": contender.label + GRAPH})
+        except Exception as error:  # of somebody else's kernel, or for want of memory: the others go on
+            row["failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
+            say(f"failed: {contender.label} at {case}: {row['failed']}")
+    wanted.clear()
+    for warm_up in calls.values():
+        clock.seconds(warm_up)
+    taken = clock.take_turns(calls, plan)
+    return [row | summary(row, taken) for row in made]
+
+
+def summary(row: Row, taken: dict[str, list[float]]) -> Row:
+    """Microseconds of a contender, and what they are multiples of."""
+    runs = [1e6 * seconds for seconds in taken.get(row["label"], [])]
+    if not runs:
+        return {}
+    low, middle, high = statistics.quantiles(runs, n=4)
+    medians = {label: 1e6 * statistics.median(seconds) for label, seconds in taken.items()}
+    graph = GRAPH if row["label"].endswith(GRAPH) else ""  # which is divided by a graph's time
+    over = {name: middle / medians[name + graph] for name in REFERENCES[row["kind"]] if name + graph in medians}
+    made: Row = {"runs": len(runs), "median_us": middle, "quartiles_us": [low, high], "min_us": min(runs), "over": over}
+    if row["peak_bytes"] is not None:
+        size = row["rows"] * row["classes"] * getattr(torch, row["dtype"]).itemsize
+        made["peak_over_logits"] = row["peak_bytes"] / size
+    if "copy" in medians:
+        made |= {"copy_us": medians["copy"], "copy_share": medians["copy"] / middle}
+    return made
+
+
+def compile_ahead(case: Case) -> None:
+    """Leave on disk what a case compiles to; what fails here fails again where it is reported."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    # Other processes need memory too. Triton compiles anew for what is no multiple of 16.
+    rows = 2**28 // case.classes // 16 * 16 if case.sweep or case.kind == "softmax" else case.rows
+    inputs = make(case._replace(rows=min(case.rows, rows)), "cuda")
+    for contender in contenders(case, "cuda", True):
+        if contender.name not in ("port, 5 iterations", "entmax15", "entmax_bisect"):
+            with suppress(Exception):
+                Call(contender, inputs)()
+
+
+def origin(device: str) -> Row:
+    versions = {}
+    for package in ("triton", "liger_kernel", "entmax"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    made = provenance(device) | versions | {"date": today()}
+    if device == "cuda":
+        return made | {"cuda": str(torch.version.cuda)}
+    made |= {"threads": str(torch.get_num_threads()), "vectors": torch.backends.cpu.get_cpu_capability()}
+    if isinstance(cpu.library(), cpu.Unavailable):
+        return made | {"compiler": "none, so that bitempered is core"}
+    version = subprocess.run([*cpu.compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    return made | {"compiler": version.splitlines()[0]}
+
+
+def run(plan: Plan, device: str, out: Path, say: Callable[[str], None]) -> list[Row]:
+    """Measure every case, and write rows and tables as they come: gpu.* or cpu.* in the folder `out`."""
+    start, name, made_by = time.perf_counter(), "gpu" if device == "cuda" else "cpu", origin(device)
+    rows: list[Row] = []
+    say(", ".join(f"{key} {value}" for key, value in made_by.items()))
+    if device == "cuda":  # one process would compile for minutes what, compiled by many, it finds on disk
+        workers = min(len(plan.cases), os.cpu_count() or 1, 14)
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            for case, done in [(case, pool.submit(compile_ahead, case)) for case in plan.cases]:
+                if error := done.exception():
+                    say(f"not compiled ahead: {case}: {error}")
+        say(f"{time.perf_counter() - start:5.1f} s  compiled")
+    clock = Clock(device)
+    for case in plan.cases:
+        rows += [row | made_by for row in measure(case, plan, clock, say)]
+        if clock.cuda:
+            gc.collect()  # what a traceback still holds
+            torch.cuda.empty_cache()
+        write_rows(out / f"{name}.jsonl", rows)
+        write_atomically(out / f"{name}.md", bench_report.markdown(rows, name).encode())
+        say(f"{time.perf_counter() - start:5.1f} s  {case}")
+    write_atomically(out / f"{name}.png", png(bench_report.figure(rows)))
+    return rows

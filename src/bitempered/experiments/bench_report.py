@@ -1,0 +1,124 @@
+"""What `bench` measured: tables in Markdown, and a figure."""
+
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from matplotlib.figure import Figure
+
+__all__ = ["figure", "markdown"]
+
+Row = dict[str, Any]
+ORIGIN = ("bitempered", "commit", "torch", "cuda", "triton", "liger_kernel", "entmax", "threads", "vectors", "compiler")
+KINDS = {
+    "loss": "Loss",
+    "linear": "Linear layer and loss",
+    "softmax": "Tempered softmax at t = 1/2, which is entmax with alpha = 3/2",
+}
+LEGEND = """\
+Random logits of standard deviation 1, class indices, mean over the rows. (t1, t2) are the temperatures of the
+bi-tempered loss; contenders without compute cross-entropy. The port is what copies of the published code do: one-hot
+labels, 5 fixed-point iterations, autograd.
+
+- µs: the median of runs in which all contenders took turns, and quartiles; ÷: over another contender's median.
+- copy share: the time of one copy of the logits (a read and a write) over the contender's.
+- error, against float64: of the loss relative to max(1, loss), or of a softmax's worst row; of a row's gradient
+  (a linear layer's: in its input) relative to its norm, the worst row."""
+ON_GPU = """\
+- memory: what one call adds at its peak, over the size of the logits. Liger's cross_entropy adds nothing because it
+  writes the gradient over the logits.
+- Times are between two CUDA events around the call, launches from Python included, the L2 cache flushed before. A CUDA
+  graph's are the device's alone."""
+
+
+def by_case(rows: Iterable[Row]) -> list[list[Row]]:
+    columns = ("rows", "classes", "dtype", "kind", "features", "sweep")
+    return [list(group) for _, group in itertools.groupby(rows, lambda row: [row[column] for column in columns])]
+
+
+def grid(lines: list[list[str]]) -> list[str]:
+    head, *body = lines
+    return [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
+
+
+def number(x: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{x:,.{max(0, 2 - math.floor(math.log10(x)))}f}"
+
+
+def table(rows: list[Row]) -> list[str]:
+    """One case, a line for each contender."""
+    references = dict.fromkeys(name for row in rows for name in row.get("over", {}))
+    with_copy, with_memory = (any(column in row for row in rows) for column in ("copy_share", "peak_over_logits"))
+    head = ["contender", "µs (quartiles)", *(f"÷ {name}" for name in references)]
+    head += ["copy share"] * with_copy + ["memory ÷ logits"] * with_memory + ["error of loss", "of gradient", "runs"]
+    lines = [head]
+    for row in rows:
+        if "median_us" not in row:
+            lines.append([row["label"], row["failed"], *[""] * (len(head) - 2)])
+            continue
+        low, high = map(number, row["quartiles_us"])
+        line = [row["label"], f"{number(row['median_us'])} ({low} to {high})"]
+        line += [f"{row['over'][name]:.2f}" if name in row["over"] else "" for name in references]
+        line += [f"{row['copy_share']:.0%}"] if with_copy else []
+        line += [f"{row['peak_over_logits']:.2f}"] if with_memory else []
+        lines.append([*line, f"{row['loss_error']:.1e}", f"{row['gradient_error']:.1e}", str(row["runs"])])
+    return grid(lines)
+
+
+def growth(rows: list[Row], sweep: str) -> list[str]:
+    """One curve per contender: microseconds, and nanoseconds per logit, which are constant where time is linear."""
+    labels = dict.fromkeys(row["label"] for row in rows)
+    lines = [[sweep, *labels]]
+    for group in by_case(rows):
+        us = {row["label"]: row["median_us"] for row in group if "median_us" in row}
+        logits = group[0]["rows"] * group[0]["classes"]
+        cells = [f"{number(us[label])} ({number(1e3 * us[label] / logits)})" if label in us else "" for label in labels]
+        lines.append([f"{group[0][sweep]:,}", *cells])
+    return grid(lines)
+
+
+def markdown(rows: list[Row], name: str) -> str:
+    """Return the results as a page, `name` being that of the files beside it."""
+    lines = [f"# One forward and backward on {rows[0]['device']}", "", LEGEND, *([ON_GPU] if name == "gpu" else [])]
+    for group in by_case(row for row in rows if not row["sweep"]):
+        row = group[0]
+        features = f" of {row['features']:,} features" if row["features"] else ""
+        shape = f"{row['rows']:,} × {row['classes']:,}{features}, {row['dtype']}"
+        lines += ["", f"## {KINDS[row['kind']]}: {shape}", "", *table(group)]
+    for sweep, fixed in (("classes", "rows"), ("rows", "classes")):
+        if points := [row for row in rows if row["sweep"] == sweep]:
+            title = f"Growth with {sweep}, {points[0][fixed]:,} {fixed}, {points[0]['dtype']}"
+            lines += ["", f"## {title}: µs (ns per logit)", "", *growth(points, sweep)]
+    made_by = ", ".join(f"{column} {rows[0][column]}" for column in ORIGIN if column in rows[0])
+    return "\n".join(
+        [*lines, "", f"{made_by}, {rows[0]['date']}. Every figure: {name}.jsonl.", "", f"![]({name}.png)", ""]
+    )
+
+
+def figure(rows: list[Row]) -> Figure:
+    """Time against classes and against rows, and memory against classes where it was measured; slope 1 in grey."""
+    panels = [("classes", "rows", "median_us", 1.0), ("rows", "classes", "median_us", 1.0)]
+    if any(row["sweep"] and row.get("peak_bytes") for row in rows):
+        panels.append(("classes", "rows", "peak_bytes", 2.0**-20))
+    canvas = Figure(figsize=(5 * len(panels), 4.8), dpi=150, layout="constrained")
+    for axes, (sweep, fixed, column, unit) in zip(canvas.subplots(1, len(panels)), panels, strict=True):
+        points = [row for row in rows if row["sweep"] == sweep and row.get(column)]
+        curves = {
+            label: [(row[sweep], unit * row[column]) for row in points if row["label"] == label]
+            for label in dict.fromkeys(row["label"] for row in points)
+        }
+        for label, curve in curves.items():
+            # One colour for a contender in every panel, whoever is missing there.
+            colour = f"C{list(dict.fromkeys(row['label'] for row in rows if row['sweep'])).index(label)}"
+            axes.plot(*zip(*curve, strict=True), "o-", color=colour, markersize=4, label=label)
+        if points:
+            (start, _), (end, top) = curves[points[0]["label"]][0], max(max(curve) for curve in curves.values())
+            axes.plot([start, end], [1.5 * top * start / end, 1.5 * top], "--", color="grey", label="slope 1")
+            axes.set_title(f"{points[0][fixed]:,} {fixed}, {points[0]['dtype']}", fontsize="medium")
+        what = "forward and backward, µs" if column == "median_us" else "peak memory beside the logits, MiB"
+        axes.set(xscale="log", yscale="log", xlabel=sweep, ylabel=what)
+        axes.grid(alpha=0.3)
+    canvas.legend(*canvas.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    return canvas
