@@ -18,7 +18,7 @@ from bitempered import noise
 from bitempered.experiments.compare import Progress
 from bitempered.experiments.data import Ring, ring
 from bitempered.experiments.models import Illustration
-from bitempered.experiments.origin import provenance
+from bitempered.experiments.origin import provenance, today
 from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 
 __all__ = ["COLUMNS", "Column", "Illustrated", "Recipe", "draw", "markdown", "run"]
@@ -42,7 +42,7 @@ class Column:
 
 COLUMNS = (
     Column("(a) noise-free", "none", "bounded & heavy-tail", 0.2, 4.0),
-    Column("(b) small-margin noise", "small-margin", "only heavy-tail", 1.0, 4.0, 0.2, 0.5),
+    Column("(b) small-margin noise", "small-margin", "only heavy-tail", 1.0, 4.0, 0.2, 0.6),
     Column("(c) large-margin noise", "large-margin", "only bounded", 0.2, 1.0, 0.1, 0.2),
     Column("(d) random noise", "random", "bounded & heavy-tail", 0.2, 4.0, 0.3),
 )
@@ -52,19 +52,27 @@ COLUMNS = (
 class Recipe:
     """Train the paper's 10-5 net on the ring with both losses, the same points, wrong labels, weights and steps.
 
-    The paper states neither its data nor its noise nor its optimiser. Points, noise and steps were chosen by
-    hand, looking at the grid, to show each of its four effects; they are an illustration, not evidence.
+    The paper states neither its data nor its noise nor its optimiser. All of them, one learning rate for both losses
+    included, were chosen by hand to show its effects at its temperatures: among some twenty settings of points and
+    noise, up to six numbers of steps and a few rates of SGD and Adam, by accuracy on the grid for seeds 0 to 14. It is
+    an illustration, not evidence. An effect is here a median of five seeds of at least 97% with the bi-tempered loss,
+    and at least 3 points above the logistic one.
 
-    Both losses have one learning rate: of 0.3, 1 and 3 the one at which the logistic loss has its lowest
-    training loss on noise-free labels. That rule was settled on after the outcomes were known, and it
-    matters: the large-margin effect holds at all three rates, but against small-margin noise the smallest,
-    which is early stopping, serves the logistic loss as well as the heavy tail does, and against random
-    noise better; and were each loss given its own best rate, (b) would show less or nothing.
+    Other seeds: of `seeds=50` the medians are 97.8 against 93.9 in (b), 98.5 against 89.1 in (c) and 98.1 against
+    94.5 in (d). Of their ten groups of five 7, 7 and 5 show the effect (4, 4 and 3 of the seven from seed 15 on), and
+    3 show all of them, seeds 0 to 4 among these. Where it is missing, mostly the logistic net lost less in (b) and
+    (d), and the bi-tempered one stayed near 94 in (c).
+
+    Other learning rates, seeds 0 to 14: at 0.7, of three groups 2, 3 and 0 show the effect, at 2 there are 2, 0 and
+    0; in (d) the bi-tempered net has its 97.5 or more, but the logistic one is less than 3 points below. With 1000
+    steps 7 of ten groups show (d), in nearly a minute. A small rate is early stopping, which serves the logistic loss:
+    at 0.3 and 1000 steps it has 97.1 in (b), the bi-tempered one 98.0, and 96.0 in (d). Were each loss given its own
+    best rate, neither (b) nor (d) would show the effect.
     """
 
     seeds: int = 5
     points: int = 2500
-    steps: int = 600
+    steps: int = 800
     momentum: float = 0.9
     learning_rate: float = 1.0
     side: int = 121  # of the grid of points that are judged, over the square around the ring
@@ -108,7 +116,7 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[dict[str, Any]], Panel
                             "noise": column.noise, "rate": column.rate, "pool": column.pool, "loss": loss,
                             "t1": t1, "t2": t2, "seed": seed, "points": recipe.points, "steps": recipe.steps,
                             "momentum": recipe.momentum, "learning_rate": recipe.learning_rate, "accuracy": value,
-                            **origin, "seconds": round(seconds, 3),
+                            **origin, "date": today(), "seconds": round(seconds, 3),
                         }
                     )  # fmt: skip
                 # The lower median, which is some seed's own value for every number of seeds.
@@ -199,7 +207,7 @@ def markdown(recipe: Recipe, rows: list[dict[str, Any]]) -> str:
         lines.append(
             [
                 column.title, describe(column), f"({column.t1:g}, {column.t2:g})",
-                f"{logistic:.1f}", f"{ours:.1f}", f"{ours - logistic:+.1f}",
+                f"{logistic:.1f}", f"{ours:.1f}", f"{round(ours - logistic, 1) + 0:+.1f}",  # + 0: no -0.0
             ]
         )  # fmt: skip
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -207,10 +215,12 @@ def markdown(recipe: Recipe, rows: list[dict[str, Any]]) -> str:
     return (
         f"# Figure 2: accuracy on clean labels over a grid, %, median of {recipe.seeds} seeds\n\n{table}\n\n"
         f"{recipe.points} points, {recipe.steps} full-batch steps of SGD for both losses, learning rate "
-        f"{recipe.learning_rate:g}, momentum {recipe.momentum:g}. The outcome depends on the learning rate: see the "
-        f"docstring of bitempered.experiments.figure2.Recipe.\n\n"
+        f"{recipe.learning_rate:g}, momentum {recipe.momentum:g}. Settings were chosen by hand to show the effects; "
+        "other seeds and learning rates show less: the docstring of bitempered.experiments.figure2.Recipe says how "
+        "much.\n\n"
         f"Made by bitempered {origin['bitempered']} (commit {origin['commit']}) with torch {origin['torch']} on "
-        f"{origin['device']}, in {sum(row['seconds'] for row in rows):.0f} s of training.\n\n![](figure2.png)\n"
+        f"{origin['device']}, {origin['date']}, in {sum(row['seconds'] for row in rows):.0f} s of training.\n\n"
+        "![](figure2.png)\n"
     )
 
 
@@ -223,9 +233,14 @@ def draw(recipe: Recipe, rows: list[dict[str, Any]], panels: Panels) -> Figure:
         for y, (loss, value) in enumerate(zip(LOSSES, medians(rows, column), strict=True)):
             panel(axes[y, x], panels[loss, column.noise], value)
         axes[0, x].set_title(column.title)
-        axes[1, x].set_title(f"{column.says}\n({column.t1:.1f}, {column.t2:.1f})", fontsize="medium")
+        axes[1, x].set_title(f"{column.says}\n(t1, t2) = ({column.t1:.1f}, {column.t2:.1f})", fontsize="medium")
     axes[0, 0].set_ylabel("Logistic", fontsize="x-large")
     axes[1, 0].set_ylabel("Bi-Tempered", fontsize="x-large")
+    figure.suptitle(
+        f"Accuracy on clean labels over a grid, median of {recipe.seeds} seeds; "
+        "points, probability and boundary (white) of the median seed",
+        fontsize="medium",
+    )
     shade = figure.colorbar(axes[0, 0].images[0], ax=axes, shrink=0.6, ticks=[0, 0.5, 1])
     shade.set_label("predicted probability of class 1")
     figure.legend(
