@@ -11,6 +11,7 @@ import torch
 from bitempered import kernels
 from bitempered.torch import (
     bi_tempered_logistic_loss,
+    linear_bi_tempered_logistic_loss,
     log_partition,
     tempered_log_softmax,
     tempered_softmax,
@@ -52,6 +53,7 @@ def _compiled():
         *((check_options, *case) for case in itertools.product(SHAPES, KINDS)),
         *((check_softmax, *case) for case in itertools.product(FUNCTIONS, SOFTMAX_T)),
         *((check_half_precision, *case) for case in itertools.product(HALVES, FAST_PAIRS)),
+        *((check_linear, *case) for case in itertools.product(LINEAR_DTYPES, LINEAR_PAIRS)),
     ]
     with ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_one, cases))
@@ -259,3 +261,58 @@ def test_what_is_forced_and_cannot_be_done_raises():
     logits, target = make(10)
     with kernels.use("triton"), pytest.raises(RuntimeError, match="it computes in float32, got float64 logits"):
         bi_tempered_logistic_loss(logits.double(), target, 0.8, 1.2)
+
+
+LINEAR_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+LINEAR_PAIRS = [(0.8, 1.2), (0.5, 4.0), (1.0, 1.0), (0.5, 0.8)]
+
+
+def make_layer(rows, features, classes, dtype):
+    generator = torch.Generator("cuda").manual_seed(0)
+    hidden = torch.randn(rows, features, generator=generator, device="cuda").to(dtype)
+    weight = (3 * torch.randn(classes, features, generator=generator, device="cuda") / features**0.5).to(dtype)
+    target = torch.randint(classes, (rows,), generator=generator, device="cuda")
+    target[::3] = (hidden @ weight.t()).argmax(1)[::3]
+    target[::5] = -100
+    return hidden.requires_grad_(), weight.requires_grad_(), target
+
+
+@pytest.mark.parametrize("dtype", LINEAR_DTYPES, ids=str)
+@pytest.mark.parametrize("pair", LINEAR_PAIRS, ids=str)
+def test_linear_layer(dtype, pair):
+    check_linear(dtype, pair)
+
+
+def check_linear(dtype, pair):
+    hidden, weight, target = make_layer(300, 64, 5000, dtype)
+    leaves = [hidden, weight, torch.randn(5000, device="cuda").to(dtype).requires_grad_()]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    for reduction in ("mean", "none"):
+        with kernels.use("triton"):
+            loss = linear_bi_tempered_logistic_loss(*leaves[:2], target, *pair, bias=leaves[2], reduction=reduction)
+        with kernels.use("core"):
+            logits = torch.nn.functional.linear(*wide)
+            want = bi_tempered_logistic_loss(logits, target, *pair, reduction=reduction)
+        g = torch.rand(loss.shape, generator=torch.Generator("cuda").manual_seed(1), device="cuda")
+        # Logits of up to 16 are rounded, to 0.03 in bfloat16; in float32 they are sums of 64 products.
+        accuracy = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
+        assert (loss - want).norm() <= accuracy * want.norm()
+        got, exact = torch.autograd.grad(loss, leaves, g.to(loss.dtype)), torch.autograd.grad(want, wide, g.double())
+        for x, y in zip(got, exact, strict=True):
+            assert (x - y).norm() <= accuracy * y.norm()
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_linear_layer_in_the_memory_of_its_gradients_and_a_chunk_and_without_synchronisation():
+    hidden, weight, target = make_layer(2048, 1024, 32000, torch.bfloat16)
+    linear_bi_tempered_logistic_loss(hidden, weight, target, 0.8, 1.2).backward()  # compiles
+    hidden.grad = weight.grad = None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        linear_bi_tempered_logistic_loss(hidden, weight, target, 0.8, 1.2).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.max_memory_allocated() - before <= 1.03 * 2 * (weight.numel() + 2 * hidden.numel())

@@ -82,12 +82,12 @@ def resnet56(classes: int, *, width: int = 16, blocks: int = 9) -> Network:
     """A residual net of 56 layers without batch normalisation, for images `(n, 32, 32, 3)`.
 
     A 3 x 3 convolution of `width`, three groups of nine blocks of 1, 2 and 4 times as many channels, the mean over
-    positions, a dense layer. A block is two 3 x 3 convolutions beside the identity; where the size halves, the identity keeps every other
-    pixel and new channels are zero, so that shortcuts have no weights. Without batch normalisation the initialisation
-    is what makes the net trainable: Hardt and Ma draw small random weights so that every block begins near the
-    identity. Here, as in Fixup, the last convolution of each block and the dense layer begin at zero and the first
-    one is scaled by 1 / sqrt(27), for 27 blocks, so that at the start every block is the identity exactly and one step
-    changes the output by an amount that does not grow with depth.
+    positions, a dense layer. A block is two 3 x 3 convolutions beside the identity; where the size halves, the identity
+    keeps every other pixel and new channels are zero, so that shortcuts have no weights. Without batch normalisation
+    the initialisation is what makes the net trainable: Hardt and Ma draw small random weights so that every block
+    begins near the identity. Here, as in Fixup, the last convolution of each block and the dense layer begin at zero
+    and the first one is scaled by 1 / sqrt(27), for 27 blocks, so that at the start every block is the identity exactly
+    and one step changes the output by an amount that does not grow with depth.
 
     Reference: Hardt and Ma, Identity Matters in Deep Learning, 2017; He et al., Deep Residual Learning,
     2016 (the layout); Zhang, Dauphin and Ma, Fixup Initialization, 2019.

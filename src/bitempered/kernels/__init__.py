@@ -21,7 +21,6 @@ __all__ = ["choose", "use"]
 NAMES = ("core", "triton", "cpu")
 _PLAIN = (Tensor, torch.nn.Parameter)
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # from torch 2.7 on
 _forced: ContextVar[str | None] = ContextVar("bitempered_kernel", default=None)
 
 
@@ -44,8 +43,9 @@ def use(name: str) -> Iterator[None]:
 def choose(logits: Tensor, target: Tensor | None, axis: int | None) -> str:
     """The name of the implementation for these arguments of a loss, or without a target of a tempered softmax."""
     if torch.compiler.is_compiling():
-        # Core is what the compiler can fuse; a loss on the GPU goes to the kernel, as an operator of its own.
-        ours = logits.device.type == "cuda" and target is not None and not _is_exporting()
+        # Core is what the compiler can fuse; a loss on the GPU goes to the kernel, as an operator of its own, but in
+        # torch.export, which (unless strict) traces without Dynamo and whose programs run where we are not.
+        ours = logits.device.type == "cuda" and target is not None and torch.compiler.is_dynamo_compiling()
         return "triton" if ours and _triton_cannot(logits, target, axis) is None else "core"
     forced = _forced.get()
     name = forced or {"cuda": "triton", "cpu": "cpu"}.get(logits.device.type, "core")

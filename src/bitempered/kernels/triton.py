@@ -65,34 +65,39 @@ def _log2(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def _log1p(z, FAST: tl.constexpr):
-    """log(1 + z), near 0 as 2 artanh(z / (2 + z)), which does not round 1 + z."""
-    y = z / (2.0 + z)
-    w = y * y
-    near = y * (2.0 + w * (2.0 / 3.0 + w * (2.0 / 5.0 + w * (2.0 / 7.0 + w * (2.0 / 9.0)))))
-    return tl.where(tl.abs(z) < 0.4, near, _log2(1.0 + z, FAST) * LN2)
+def _log1p_near(z):
+    """log(1 + z) / z for |z| < 0.4, as 2 artanh(z / (2 + z)) / z, which does not round 1 + z.
+
+    The ratio, since a division by s after a logarithm of 1 + s v would add to the error of v: a GPU's division is off
+    by two units of the last place unless it is asked not to be.
+    """
+    inverse = tl.div_rn(z * 0.0 + 1.0, 2.0 + z)
+    w = (z * inverse) * (z * inverse)
+    return inverse * (2.0 + w * (2.0 / 3.0 + w * (2.0 / 5.0 + w * (2.0 / 7.0 + w * (2.0 / 9.0)))))
 
 
 @triton.jit
-def _expm1(x):
-    near = x * (1.0 + x * (1.0 / 2 + x * (1.0 / 6 + x * (1.0 / 24 + x * (1.0 / 120 + x * (1.0 / 720))))))
-    return tl.where(tl.abs(x) < 0.25, near, _exp(x) - 1.0)
+def _expm1_near(x):
+    """(e^x - 1) / x for |x| < 0.25."""
+    return 1.0 + x * (1.0 / 2 + x * (1.0 / 6 + x * (1.0 / 24 + x * (1.0 / 120 + x * (1.0 / 720)))))
 
 
 @triton.jit
 def _phi(v, s, S_IS_ZERO: tl.constexpr):
-    return v if S_IS_ZERO else _expm1(s * v) / s
+    x = s * v
+    return v if S_IS_ZERO else tl.where(tl.abs(x) < 0.25, v * _expm1_near(x), (_exp(x) - 1.0) / s)
 
 
 @triton.jit
 def _psi(v, s, S_IS_ZERO: tl.constexpr, FAST: tl.constexpr):
-    return v if S_IS_ZERO else _log1p(s * v, FAST) / s
+    z = s * v
+    return v if S_IS_ZERO else tl.where(tl.abs(z) < 0.4, v * _log1p_near(z), _log2(1.0 + z, FAST) * LN2 / s)
 
 
 @triton.jit
 def _decay(m, s):
     x = -s * m
-    near = _expm1(x) + 1.0  # exact to the last bit, where a GPU's exp2 is not: u may be large
+    near = x * _expm1_near(x) + 1.0  # exact to the last bit, where a GPU's exp2 is not: u may be large
     # A masked class, u = inf, stays at inf where e^(-s m) underflows.
     return tl.maximum(tl.where(tl.abs(x) < 0.25, near, _exp(x)), 1e-37)
 
@@ -105,7 +110,7 @@ def _log_ratio(u, d, s, KIND: tl.constexpr, FAST: tl.constexpr):
     x = s * (u * d)
     outside = (x < -1.0) | (u == float("inf")) if KIND < 0 else u != u
     zero = (x <= -1.0) | (u == float("inf"))
-    return tl.where(zero, float("-inf"), -_log1p(tl.where(zero, 0.0, x), FAST) / s), outside
+    return tl.where(zero, float("-inf"), -_psi(tl.where(zero, 0.0, u * d), s, False, FAST)), outside
 
 
 @triton.jit
@@ -117,10 +122,10 @@ def _log2_ratio(u, d, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.conste
     x = 1.0 + z
     if KIND < 0:
         x = tl.where(x < 1e-37, 1e-37, x)
-    log2_x = _log2(x, FAST)
+    log2_r = _log2(x, FAST) * (-1.0 / s)
     if NEAR:  # 1 + z loses what 1 / s blows up
-        log2_x = tl.where(tl.abs(z) < 0.4, _log1p(z, FAST) * LOG2E, log2_x)
-    return log2_x * (-1.0 / s), x
+        log2_r = tl.where(tl.abs(z) < 0.4, u * d * -LOG2E * _log1p_near(z), log2_r)
+    return log2_r, x
 
 
 @triton.jit
@@ -440,15 +445,17 @@ def _count(target_ptr, weight_ptr, n_rows, n_classes, ignore_index, WEIGHTED: tl
 @triton.jit
 def _loss(
     logits_ptr, outer_stride, inner_stride, class_stride, grad_ptr, grad_outer, grad_inner, grad_class,
-    target_ptr, weight_ptr, g_ptr, g_stride, losses_ptr, divisor_ptr, n_rows, n_inner, n_classes, ignore_index,
+    target_ptr, weight_ptr, g_ptr, g_stride, losses_ptr, divisor_ptr, state_ptr, state_stride,
+    n_rows, n_inner, n_classes, ignore_index,
     t1, t2, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, SHIFT: tl.constexpr,
     Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr, SAME: tl.constexpr,
     WEIGHTED: tl.constexpr, MEAN: tl.constexpr, REDUCE: tl.constexpr, WITH_LOSS: tl.constexpr, WITH_GRAD: tl.constexpr,
-    SCALED: tl.constexpr, COUNTED: tl.constexpr,
+    SCALED: tl.constexpr, COUNTED: tl.constexpr, WITH_STATE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
     """The loss of class indices, per row or summed over the rows of a program, and its gradient: both weighted and, for
-    a MEAN, divided by the divisor; the gradient also, where it is SCALED, multiplied by g."""
+    a MEAN, divided by the divisor; the gradient also, where it is SCALED, multiplied by g. The gradient may take the
+    place of the logits; the state of a row is what `_class_gradients` needs."""
     outer, inner, row_in, row = _rows(n_inner, ROWS)
     base = logits_ptr + outer * outer_stride + inner * inner_stride
     label = tl.load(target_ptr + row, mask=row_in, other=0).to(tl.int64)
@@ -502,16 +509,22 @@ def _loss(
         pull = tl.where(outside, 0.0, not_label) if SAME else _exp((t2 - t1) * log_p) * not_label
         push = power * (rest_both + ties)
         share = factor / (rest_t2 + ties + label_t2)
-        label_grad = _wide(tl.where(zero, 0.0, -share * (pull * (rest_t2 + ties) + label_t2 * push)))
-        top_grad = _wide(tl.where(zero, 0.0, share * (power * (rest_t2 + label_t2 - rest_both) + pull)))
+        of_label = tl.where(zero, 0.0, -share * (pull * (rest_t2 + ties) + label_t2 * push))
+        of_top = tl.where(zero, 0.0, share * (power * (rest_t2 + label_t2 - rest_both) + pull))
+        label_grad, top_grad, decay = _wide(of_label), _wide(of_top), d
         c1, c2, d = _wide(factor * power), _wide(share * (pull - push)), _wide(d)
         zeros = _any(zero)
         columns = _columns(COLUMNS, VECTOR)
         grad_base = grad_ptr + outer * grad_outer + inner * grad_inner
+        peak = tl.full((ROWS, COLUMNS // VECTOR), float("-inf"), tl.float32)
+        at_top = tl.full((ROWS, COLUMNS // VECTOR), -1, tl.int32)
         for at in tl.range(0, n_classes, COLUMNS):
             c = tl.multiple_of(at, 16) + columns
             a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in)
             grad = _gradients(_wide(top) - a, d, c1, c2, t1, t2, s, KIND, NEAR, FAST, Q, R, E)
+            if WITH_STATE:
+                peak = tl.maximum(peak, tl.max(a, 2))
+                at_top = tl.maximum(at_top, tl.max(tl.where(a == _wide(top), c[None, :, :], -1), 2))
             if peeled:
                 grad = tl.where(a == _wide(top), top_grad, grad)
             if zeros:
@@ -519,6 +532,53 @@ def _loss(
             if _any((label >= at) & (label < at + COLUMNS)):
                 grad = tl.where(c[None, :, :] == _wide(label), label_grad, grad)
             _store(grad_base, grad_class, c, n_classes, row_in, grad)
+        if WITH_STATE:
+            kind = tl.where(zero, -2, tl.where(peeled, tl.max(at_top, 1), -1))
+            state = state_ptr + row
+            tl.store(state, kind.to(tl.float32, bitcast=True), mask=row_in)
+            tl.store(state + state_stride, top, mask=row_in)
+            tl.store(state + 2 * state_stride, tl.max(peak, 1), mask=row_in)
+            tl.store(state + 3 * state_stride, decay, mask=row_in)
+            tl.store(state + 4 * state_stride, factor * power, mask=row_in)
+            tl.store(state + 5 * state_stride, share * (pull - push), mask=row_in)
+            tl.store(state + 6 * state_stride, of_label, mask=row_in)
+            tl.store(state + 7 * state_stride, of_top, mask=row_in)
+
+
+@triton.jit
+def _class_gradients(
+    logits_ptr, row_stride, target_ptr, state_ptr, state_stride, n_rows, first, n_classes, t1, t2, s,
+    KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """The gradient that `_loss` wrote, of the classes from `first` on, in the place of logits computed once more.
+
+    Another matrix product may round a logit to its neighbour. That moves the gradient of its class by as much as
+    rounding does, but for a class with most of the mass, where terms cancel, and above the largest logit, where a power
+    may have no value. So the label and the largest class are known by their numbers, and the largest logit is kept.
+    """
+    _, _, row_in, row = _rows(n_rows, ROWS)
+    base = logits_ptr + row * row_stride
+    state = state_ptr + row
+    kind = tl.load(state, mask=row_in, other=0.0).to(tl.int32, bitcast=True)
+    top = _wide(tl.load(state + state_stride, mask=row_in, other=0.0))
+    peak = _wide(tl.load(state + 2 * state_stride, mask=row_in, other=0.0))
+    d = _wide(tl.load(state + 3 * state_stride, mask=row_in, other=1.0))
+    c1 = _wide(tl.load(state + 4 * state_stride, mask=row_in, other=0.0))
+    c2 = _wide(tl.load(state + 5 * state_stride, mask=row_in, other=0.0))
+    label_grad = _wide(tl.load(state + 6 * state_stride, mask=row_in, other=0.0))
+    top_grad = _wide(tl.load(state + 7 * state_stride, mask=row_in, other=0.0))
+    label = _wide(tl.load(target_ptr + row, mask=row_in, other=-1))
+    peeled, zero, at_top = _wide(kind >= 0), _wide(kind == -2), _wide(kind)
+    columns = _columns(COLUMNS, VECTOR)
+    for at in tl.range(0, n_classes, COLUMNS):
+        c = tl.multiple_of(at, 16) + columns
+        number = (first + c)[None, :, :]
+        a = tl.minimum(_load(base, 1, c, n_classes, row_in), peak)
+        grad = _gradients(top - a, d, c1, c2, t1, t2, s, KIND, NEAR, FAST, Q, R, E)
+        grad = tl.where(peeled & ((number == at_top) | (a == top)), top_grad, grad)
+        grad = tl.where(zero, 0.0, tl.where(number == label, label_grad, grad))
+        _store(base, 1, c, n_classes, row_in, grad)
 
 
 @triton.jit
@@ -744,7 +804,7 @@ _CHECKED = {**_OPTIONS, "debug": True, "sanitize_overflow": False} if _COMPILED 
 _FAST = _COMPILED and torch.version.hip is None
 # Triton looks at every argument of every call, and passes constants on to the launcher from 3.3 on.
 _DIRECT = _FAST and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
-_SMALL = 2**20  # numbers: one operation of torch is then faster than the launch of a kernel that may do nothing
+_SMALL = 2**23  # numbers: one operation of torch is then faster than the launch of a kernel that may do nothing
 _FEW = 4096  # targets: counting them in every program is then faster than two more launches
 _NEAR = 0.09  # of s: nearer to 0, 1 + s v would lose digits that the exponent 1 / s needs
 
@@ -813,29 +873,35 @@ def _tiles(rows: int, geometry: dict[str, Any]) -> int:
 _launched: dict[Any, Any] = {}
 
 
-def _launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+def _launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Any:
     """kernel[(programs,)](*arguments, **constants), by a shorter way where the like of it has been launched before.
 
-    Triton binds and inspects every argument of every call, which takes longer than a small kernel runs.
+    Triton binds and inspects every argument of every call, which takes longer than a small kernel runs. Returns how the
+    same kernel is launched on other arguments like these, where that way is open.
     """
     if not _DIRECT:
         kernel[(programs,)](*arguments, **constants)
-        return
+        return None
     # What a compiled kernel may depend on: of a pointer its dtype and alignment, of an integer its value, no float.
     kinds = [
         (x.dtype, x.data_ptr() % 16) if isinstance(x, Tensor) else None if isinstance(x, float) else (x,)
         for x in arguments
     ]
-    key = (kernel, torch.cuda.current_device(), *kinds, *constants.values())
-    found = _launched.get(key)
-    if found is None:
-        compiled = kernel[(programs,)](*arguments, **constants)
-        if len(_launched) >= 4096:  # of so many shapes
-            _launched.clear()
-        _launched[key] = compiled, [constants[name] for name in kernel.arg_names[len(arguments) :]]
-    else:
-        compiled, rest = found
-        compiled[programs, 1, 1](*arguments, *rest)
+    key = (kernel, programs, torch.cuda.current_device(), *kinds, *constants.values())
+    launch = _launched.get(key)
+    if launch is not None:
+        launch(*arguments)
+        return launch
+    compiled = kernel[(programs,)](*arguments, **constants)[programs, 1, 1]
+    rest = [constants[name] for name in kernel.arg_names[len(arguments) :]]
+    return _keep(_launched, key, lambda *arguments: compiled(*arguments, *rest))
+
+
+def _keep(cache: dict[Any, Any], key: Any, value: Any) -> Any:
+    if len(cache) >= 4096:  # of so many shapes
+        cache.clear()
+    cache[key] = value
+    return value
 
 
 def _on(x: Tensor) -> AbstractContextManager[Any]:
@@ -849,11 +915,25 @@ def loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[A
     return _run(logits, target, weight, options, dtype, None, None)
 
 
+_plans: dict[Any, Any] = {}
+
+
 def loss_and_gradient(
     logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     made = torch.empty_like(logits)
-    return _run(logits, target, weight, options, dtype, made, None), made
+    key: Any = None
+    if _DIRECT and weight is None and (logits.data_ptr() | made.data_ptr() | target.data_ptr()) % 16 == 0:
+        # A training step is like the one before it, and of small batches the launch is what takes the time.
+        where = logits.get_device(), torch.cuda.current_device()
+        key = (options, dtype, *where, logits.dtype, logits.shape, logits.stride(), target.dtype, target.stride())
+        plan = _plans.get(key)
+        if plan is not None:
+            launch, size, kept, strides, into_strides, rest = plan
+            losses = torch.empty(size, dtype=kept, device=logits.device)
+            launch(logits, *strides, made, *into_strides, target, None, None, 0, losses, None, *rest)
+            return _finish(losses, options[-1] != "none", dtype), made
+    return _run(logits, target, weight, options, dtype, made, None, key=key), made
 
 
 def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...]) -> Tensor:
@@ -861,6 +941,38 @@ def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, o
     made = torch.empty_like(logits)
     _run(logits, target, weight, options, None, made, g)
     return made
+
+
+def chunk_loss(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: tuple[Any, ...],
+    divisor: Tensor | None,
+    g: Tensor | None,
+    with_gradient: bool,
+    state: Tensor | None,
+) -> Tensor:
+    """The loss of some rows of class indices, a mean being over `divisor`; in float32.
+
+    The gradient, multiplied by g, takes the place of the logits; `class_gradients_` needs the state, (8, rows).
+    """
+    into = logits if with_gradient else None
+    return _run(logits, target, weight, options, torch.float32, into, g, divisor, state)
+
+
+def class_gradients_(logits: Tensor, target: Tensor, state: Tensor, first: int, t1: float, t2: float) -> None:
+    """Put the gradient in the place of logits computed once more, those of the classes from `first` on."""
+    rows, classes = logits.shape
+    temperature = _temperatures(t1, t2)
+    tile = dict(_geometry(classes, rows, (logits, (0, logits.stride(0), logits.stride(1)))))
+    tile.pop("SINGLE")
+    constants = {name: temperature[name] for name in ("KIND", "NEAR", "FAST", "Q", "R", "E")}
+    with _on(logits):
+        arguments = (
+            logits, logits.stride(0), target, state, state.stride(0), rows, first, classes, t1, t2, t2 - 1,
+        )  # fmt: skip
+        _launch(_class_gradients, _tiles(rows, tile), arguments, constants | tile | _OPTIONS)
 
 
 def _run(
@@ -871,6 +983,9 @@ def _run(
     dtype: torch.dtype | None,
     gradient: Tensor | None,
     g: Tensor | None,
+    divisor: Tensor | None = None,
+    state: Tensor | None = None,
+    key: Any = None,
 ) -> Tensor:
     t1, t2, axis, label_smoothing, ignore_index, reduction = options
     device, classes = logits.device, logits.shape[axis]
@@ -887,9 +1002,8 @@ def _run(
     kept = torch.float32 if reduce or dtype is None else dtype
     losses = torch.empty(shape if programs == 1 or not reduce else programs, dtype=kept, device=device)
     weight = None if weight is None else weight.contiguous()
-    counted = n > _FEW or not indices or label_smoothing > 0
-    divisor = None
-    if mean and counted:
+    counted = divisor is not None or n > _FEW or not indices or label_smoothing > 0
+    if mean and counted and divisor is None:
         divisor = (
             target_weights(target, weight, ignore_index, torch.float32).sum()
             if indices
@@ -907,10 +1021,12 @@ def _run(
         if indices and not label_smoothing:
             arguments = (
                 x, *strides, into, *into_strides, labels, weight, g, g_stride, losses, divisor,
-                n, inner, classes, ignore_index, t1, t2, t2 - 1,
+                state, 0 if state is None else state.stride(0), n, inner, classes, ignore_index, t1, t2, t2 - 1,
             )  # fmt: skip
-            common["COUNTED"] = counted
-            _launch(_loss, programs, arguments, common)
+            common |= {"COUNTED": counted, "WITH_STATE": state is not None}
+            launch = _launch(_loss, programs, arguments, common)
+            if key is not None and launch is not None and x is logits and labels is target and divisor is None:
+                _keep(_plans, key, (launch, losses.shape, kept, strides, into_strides, arguments[14:]))
         else:
             y, y_strides = (labels, (0, 0, 0)) if indices else _cube(target, axis)[::3]
             for name in ("SHIFT", "Q", "R", "E"):
@@ -921,7 +1037,11 @@ def _run(
                 t1, t2, t2 - 1,
             )  # fmt: skip
             _launch(_soft_loss, programs, arguments, common | {"T1_IS_ONE": t1 == 1, "INDICES": indices})
-    if reduce and programs > 1:
+    return _finish(losses, reduce, dtype)
+
+
+def _finish(losses: Tensor, reduce: bool, dtype: torch.dtype | None) -> Tensor:
+    if reduce and losses.dim():
         losses = losses.sum()
     return losses if dtype is None or dtype == losses.dtype else losses.to(dtype)
 

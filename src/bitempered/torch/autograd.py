@@ -342,7 +342,7 @@ def fused_loss(
     """The reduced loss from a kernel. It looks at class indices and probabilities itself: "cpu" raises IndexError where
     one is wrong, "triton" asserts on the device."""
     if torch.compiler.is_compiling():
-        import bitempered.kernels.triton  # registers the operator
+        import bitempered.kernels.triton  # noqa: F401 (registers the operator)
 
         return torch.ops.bitempered.loss.default(logits, target, weight, *options, dtype)
     module = cpu if kernel == "cpu" else _triton()

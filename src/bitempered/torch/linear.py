@@ -3,6 +3,10 @@
 A model with many classes spends most of its memory on logits and their gradient. Here rows of the hidden layer go
 through the linear layer and the loss a chunk at a time, and what remains of a chunk is its loss and its share of the
 gradients of the layer's input, weight and bias.
+
+A sum of shares of the weight's gradient must be kept in float32, twice the size of a half-precision weight. On a GPU
+there is none: what remains of a row are eight numbers that give the gradient of any class from its logit, and the
+weight's gradient is computed a chunk of classes at a time, each in one product over all rows.
 """
 
 from typing import Any
@@ -11,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitempered import kernels
 from bitempered.checks import check_number, check_temperatures
 from bitempered.torch.autograd import compute_dtype, target_weights
-from bitempered.torch.functional import check_reduction, class_loss, result_dtype
+from bitempered.torch.functional import check_classes, check_reduction, class_loss, result_dtype
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -35,7 +40,8 @@ def linear_bi_tempered_logistic_loss(
     """`bi_tempered_logistic_loss` of the logits `linear(hidden, weight, bias)`, which never exist all at once.
 
     Beside its results it keeps two chunks of logits, each about as large as `hidden`, and the gradient of `weight` in
-    float32. For "mean" and "sum" the gradients are computed in forward, for "none" anew in backward.
+    float32; on a GPU, for class indices without smoothing or softcap, one such chunk and no copy of the gradient. For
+    "mean" and "sum" the gradients are computed in forward, for "none" anew in backward.
 
     Args:
         hidden: (..., H), the input of the linear layer.
@@ -135,16 +141,22 @@ class LinearBiTemperedLogisticLoss(nn.Module):
 
 
 class _LinearLoss(torch.autograd.Function):
-    """(hidden, weight, bias, target, options) -> the loss; the first backward gives the gradients of forward away."""
+    """(hidden, weight, bias, target, options, a pass) -> the loss; the first backward gives its gradients away."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, options: tuple[Any, ...]
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        options: tuple[Any, ...],
+        run: Any,
     ) -> Tensor:
         ctx.save_for_backward(hidden, weight, bias, target)
-        ctx.options = options
+        ctx.options, ctx.run = options, run
         needs = ctx.needs_input_grad[:3] if options[4] != "none" else (False, False, False)
-        loss, gradients = _pass(hidden, weight, bias, target, options, needs, None)
+        loss, gradients = run(hidden, weight, bias, target, options, needs, None)
         if any(needs):
             ctx.gradients = gradients
         return loss
@@ -160,16 +172,119 @@ class _LinearLoss(torch.autograd.Function):
         if gradients is None:
             hidden, weight, bias, target = ctx.saved_tensors
             rows = g if ctx.options[4] == "none" else None
-            _, gradients = _pass(hidden, weight, bias, target, ctx.options, ctx.needs_input_grad[:3], rows)
+            _, gradients = ctx.run(hidden, weight, bias, target, ctx.options, ctx.needs_input_grad[:3], rows)
         if ctx.options[4] != "none":
-            gradients = tuple(None if x is None else x.mul_(g) for x in gradients)
-        return *gradients, None, None
+            scale = _triton().scale_ if ctx.run is _device_pass else _scale
+            gradients = tuple(None if x is None else scale(x, g, x.dim() - 1) for x in gradients)
+        return *gradients, None, None, None
+
+
+def _scale(gradient: Tensor, g: Tensor, _: int) -> Tensor:
+    return gradient.mul_(g)
+
+
+def _triton() -> Any:
+    from bitempered.kernels import triton
+
+    return triton
 
 
 def _apply(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, options: tuple[Any, ...]) -> Tensor:
+    run = _device_pass if _by_triton(hidden, weight, target, options) else _pass
     if torch.is_grad_enabled():
-        return _LinearLoss.apply(hidden, weight, bias, target, options)
-    return _pass(hidden, weight, bias, target, options, (False, False, False), None)[0]
+        return _LinearLoss.apply(hidden, weight, bias, target, options, run)
+    return run(hidden, weight, bias, target, options, (False, False, False), None)[0]
+
+
+def _by_triton(hidden: Tensor, weight: Tensor, target: Tensor, options: tuple[Any, ...]) -> bool:
+    """Whether `_device_pass` computes this; what it does not, `_pass` does, with the kernel where there is one."""
+    _, _, class_weight, ignore_index, reduction, label_smoothing, softcap = options
+    logits, some = hidden.detach().new_empty((0, len(weight))), target[:0]  # as those of a chunk, but of no rows
+    check_classes(logits, some, class_weight, ignore_index, reduction, label_smoothing)
+    plain = len(hidden) > 0 and not target.is_floating_point() and label_smoothing == 0 and softcap is None
+    return plain and kernels.choose(logits, some, 1) == "triton"
+
+
+def _device_pass(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    options: tuple[Any, ...],
+    needs: tuple[bool, ...],
+    g: Tensor | None,
+) -> tuple[Tensor, Gradients]:
+    """`_pass` by the Triton kernels: chunks of rows with all classes, then chunks of classes with all rows."""
+    triton = _triton()
+    t1, t2, class_weight, ignore_index, reduction, _, _ = options
+    of_loss = (t1, t2, 1, 0.0, ignore_index, reduction)
+    (n, features), classes, any_needed = hidden.shape, len(weight), any(needs)
+    target = target.long()
+    divisor, scale = None, 1
+    if reduction == "mean":
+        divisor = target_weights(target, class_weight, ignore_index, torch.float32).sum()
+        # A gradient in float16 must not vanish: only its products with `hidden` and `weight` are divided, in float32.
+        g, scale = torch.full((), n, dtype=torch.float32, device=hidden.device), n
+    by_hidden = torch.empty_like(hidden) if needs[0] else None
+    by_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs[2] else None
+    state = hidden.new_empty((8, n), dtype=torch.float32) if needs[1] else None
+    # The gradient of the weight is not there yet: so far a chunk may be as large.
+    step = _even(n, max(_rows_per_chunk(n, classes, features), features if needs[1] else 0), 1)
+    buffer = _buffer(hidden, step, classes)
+    losses = []
+    for start in range(0, n, step):
+        rows = slice(start, start + step)
+        logits = _linear(hidden[rows], weight, bias, buffer)
+        of_rows = None if state is None else state[:, rows]
+        factor = g if g is None or g.dim() == 0 else g[rows]
+        losses.append(
+            triton.chunk_loss(logits, target[rows], class_weight, of_loss, divisor, factor, any_needed, of_rows)
+        )
+        if by_hidden is not None:
+            _product(logits, weight, scale, by_hidden[rows])
+        if by_bias is not None:
+            by_bias += logits.sum(0, dtype=torch.float32)
+    del logits, buffer
+    total = torch.cat(losses) if reduction == "none" else torch.stack(losses).sum()
+    by_weight = None
+    if state is not None:
+        by_weight = torch.empty_like(weight)
+        step = _even(classes, _classes_per_chunk(n, classes, features), 128)
+        buffer = _buffer(hidden, n, min(step, classes))
+        for start in range(0, classes, step):
+            some = slice(start, start + step)
+            logits = _linear(hidden, weight[some], None if bias is None else bias[some], buffer)
+            triton.class_gradients_(logits, target, state, start, t1, t2)
+            _product(logits.t(), hidden, scale, by_weight[some])
+    if by_bias is not None and bias is not None:
+        by_bias = (by_bias / scale).to(bias.dtype)
+    return total, (by_hidden, by_weight, by_bias)
+
+
+def _linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor) -> Tensor:
+    out = buffer[: len(hidden), : len(weight)]
+    if bias is None:
+        return torch.mm(hidden, weight.t(), out=out)
+    return torch.addmm(bias, hidden, weight.t(), out=out)
+
+
+def _product(a: Tensor, b: Tensor, divisor: int, out: Tensor) -> None:
+    torch.addmm(out, a, b, beta=0, alpha=1 / divisor, out=out)
+
+
+def _buffer(like: Tensor, rows: int, classes: int) -> Tensor:
+    """Rows that all start where matrix products like them to: at a multiple of 16 bytes."""
+    return like.new_empty((rows, -(-classes // 8) * 8))
+
+
+def _even(n: int, most: int, multiple: int) -> int:
+    """The size of the fewest chunks of at most about `most`, a multiple, such that the last one is not much smaller."""
+    return -(-n // (-(-n // most) * multiple)) * multiple
+
+
+def _classes_per_chunk(rows: int, classes: int, features: int) -> int:
+    """So many that their logits are about as large as the hidden layer, or as a sixteenth of the weight."""
+    return max(256, features, classes * features // (16 * rows))
 
 
 def _pass(
