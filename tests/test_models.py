@@ -81,7 +81,7 @@ def residual(weights, member, channels):
         x = x.permute(0, 3, 1, 2)
         x = nn.functional.conv2d(x, filters(w["filter0"][:27], 3), w["filter0"][27], padding=1).relu()
         at = 0
-        for inputs, outputs in pairwise(channels):
+        for (inputs, outputs), scale in zip(pairwise(channels), w["scales"], strict=True):
             h, stride = x, outputs // inputs
             for rows, step in ((9 * inputs, stride), (9 * outputs, 1)):
                 filter_ = filters(w["blocks"][at : at + rows * outputs].view(rows, outputs), 3)
@@ -90,7 +90,7 @@ def residual(weights, member, channels):
                 at += rows * outputs + outputs
             shortcut = torch.zeros_like(h)
             shortcut[:, :inputs] = x[:, :, ::stride, ::stride]
-            x = (shortcut + h).relu()
+            x = (shortcut + scale * h).relu()
         assert at == len(w["blocks"])
         return x.mean(dim=(2, 3)) @ w["dense0"] + w["dense0.bias"]
 
@@ -154,7 +154,8 @@ def test_resnet56_begins_as_the_identity():
     network = models.resnet56(10)
     weights = stacked(network, 0)
     x = torch.randn(1, 1, 8, 8, 16, generator=random()).relu()
-    y = models.trunk(x, weights["blocks"], (16,) * 10 + (32,) * 9 + (64,) * 9)
+    channels = (16,) * 10 + (32,) * 9 + (64,) * 9
+    y = models.trunk(x, models.scaled(weights["blocks"], weights["scales"], channels), channels)
     # The shortcuts keep every fourth pixel and add empty channels; ReLU changes nothing that is positive.
     torch.testing.assert_close(y[..., :16], x[:, :, ::4, ::4], rtol=0, atol=0)
     assert not y[..., 16:].any()

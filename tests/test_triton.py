@@ -319,6 +319,9 @@ def test_linear_layer(t1, t2, reduction, bias):
     with torch.no_grad():
         alone = linear_bi_tempered_logistic_loss(*layer[:2], target, t1, t2, bias=(*layer, None)[2], **options)
     torch.testing.assert_close(alone, got[0])
+    loss, gradients = run_layer(layer, torch.full_like(target, -100), t1, t2, **options)
+    torch.testing.assert_close(loss, torch.full_like(loss, torch.nan if reduction == "mean" else 0.0), equal_nan=True)
+    assert all(x.eq(0).all() for x in gradients)
 
 
 @pytest.mark.usefixtures("by_triton", "few")
@@ -381,8 +384,8 @@ def test_a_logit_computed_again_may_be_its_neighbour(monkeypatch, t1, t2, to):
     _, (_, by_weight) = run_layer(layer, target, t1, t2, reduction="sum")
     _, (_, want) = exact_layer(layer, target, t1, t2, reduction="sum")
     assert changed == [True, True, True]
-    # Rounding to bfloat16 where one class has the mass. Elsewhere a logit of size 16 (60) has neighbours 0.06 (0.25) away,
-    # and so much moves a gradient of r or r^2. As in `check`, core has an error of its own.
+    # Rounding to bfloat16 where one class has the mass. Elsewhere a logit of size 16 (60) has neighbours 0.06 (0.25)
+    # away, and so much moves a gradient of r or r^2. As in `check`, core has an error of its own.
     allowed = torch.tensor([1e-2, 1e-2, 0.3, 0.3, 0.3, torch.inf if to < 0 else 1e-2, 0.3, 0.3])
     assert ((by_weight - want).norm(dim=0) <= allowed * want.norm(dim=0) + 1e-14).all()
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 __all__ = ["figure", "markdown"]
 
 Row = dict[str, Any]
+GRAPH = ", CUDA graph"
 ORIGIN = ("bitempered", "commit", "torch", "cuda", "triton", "liger_kernel", "entmax", "threads", "vectors", "compiler")
 KINDS = {
     "loss": "Loss",
@@ -102,17 +103,21 @@ def figure(rows: list[Row]) -> Figure:
     panels = [("classes", "rows", "median_us", 1.0), ("rows", "classes", "median_us", 1.0)]
     if any(row["sweep"] and row.get("peak_bytes") for row in rows):
         panels.append(("classes", "rows", "peak_bytes", 2.0**-20))
+    names = list(dict.fromkeys(row["label"] for row in rows if row["sweep"] and not row["label"].endswith(GRAPH)))
     canvas = Figure(figsize=(5 * len(panels), 4.8), dpi=150, layout="constrained")
     for axes, (sweep, fixed, column, unit) in zip(canvas.subplots(1, len(panels)), panels, strict=True):
         points = [row for row in rows if row["sweep"] == sweep and row.get(column)]
+        if column == "peak_bytes":
+            points = [row for row in points if not row["label"].endswith(GRAPH)]
         curves = {
             label: [(row[sweep], unit * row[column]) for row in points if row["label"] == label]
             for label in dict.fromkeys(row["label"] for row in points)
         }
         for label, curve in curves.items():
-            # One colour for a contender in every panel, whoever is missing there.
-            colour = f"C{list(dict.fromkeys(row['label'] for row in rows if row['sweep'])).index(label)}"
-            axes.plot(*zip(*curve, strict=True), "o-", color=colour, markersize=4, label=label)
+            # One colour for a contender in every panel, whoever is missing there; dotted is the device alone.
+            colour = f"C{names.index(label.removesuffix(GRAPH))}"
+            style = "o:" if label.endswith(GRAPH) else "o-"
+            axes.plot(*zip(*curve, strict=True), style, color=colour, markersize=4, label=label)
         if points:
             (start, _), (end, top) = curves[points[0]["label"]][0], max(max(curve) for curve in curves.values())
             axes.plot([start, end], [1.5 * top * start / end, 1.5 * top], "--", color="grey", label="slope 1")
@@ -120,5 +125,5 @@ def figure(rows: list[Row]) -> Figure:
         what = "forward and backward, µs" if column == "median_us" else "peak memory beside the logits, MiB"
         axes.set(xscale="log", yscale="log", xlabel=sweep, ylabel=what)
         axes.grid(alpha=0.3)
-    canvas.legend(*canvas.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    canvas.legend(*canvas.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     return canvas

@@ -69,10 +69,10 @@ RECIPES = {
     "cifar100": Table1(
         "cifar100",
         TRAINING["cifar100"],
-        replace(TRAINING["cifar100"], epochs=15, steps=None),
+        replace(TRAINING["cifar100"], epochs=15, steps=None, warmup=300),
         {
-            "logistic": settings(LOGISTIC, (0.01, 0.03, 0.05, 0.1, 0.2, 0.3)),
-            "bi-tempered": settings(tempered((0.8, 1.2), (0.6, 1.2)), (0.1, 0.2, 0.4)),
+            "logistic": settings(LOGISTIC, (0.05, 0.1, 0.2, 0.3, 0.4, 0.8)),
+            "bi-tempered": settings(tempered((0.8, 1.2), (0.9, 1.1)), (0.2, 0.4, 0.8)),
         },
         {
             "logistic": (74.03, 69.94, 66.39, 63.00, 53.17, 52.96),

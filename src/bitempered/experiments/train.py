@@ -57,7 +57,7 @@ class Training:
     weight_decay: float = 0.0
     clip: float = math.inf  # norm that a member's gradient is cut to
     augment: bool = False  # images are mirrored and moved by up to 4 pixels at random
-    width: int = 256  # of the perceptron's layer, or channels of the residual net's first group
+    width: int = 256  # of the perceptron
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
@@ -73,7 +73,7 @@ class Training:
         if self.network == "mnist_cnn":
             return mnist_cnn(classes)
         if self.network == "resnet56":
-            return resnet56(classes, width=self.width)
+            return resnet56(classes)
         raise ValueError(f"unknown network {self.network!r}; there is: mlp, mnist_cnn, resnet56")
 
 

@@ -45,10 +45,10 @@ def choose(logits: Tensor, target: Tensor | None, axis: int | None) -> str:
     if torch.compiler.is_compiling():
         # Core is what the compiler can fuse; a loss on the GPU goes to the kernel, as an operator of its own, but in
         # torch.export, which (unless strict) traces without Dynamo and whose programs run where we are not.
-        ours = logits.device.type == "cuda" and target is not None and torch.compiler.is_dynamo_compiling()
+        ours = logits.is_cuda and target is not None and torch.compiler.is_dynamo_compiling()
         return "triton" if ours and _triton_cannot(logits, target, axis) is None else "core"
     forced = _forced.get()
-    name = forced or {"cuda": "triton", "cpu": "cpu"}.get(logits.device.type, "core")
+    name = forced or ("triton" if logits.is_cuda else "cpu" if logits.is_cpu else "core")
     if name == "core":
         return name
     refusal = (_triton_refuses if name == "triton" else _cpu_refuses)(logits, target, axis)
@@ -59,7 +59,7 @@ def choose(logits: Tensor, target: Tensor | None, axis: int | None) -> str:
 
 def _triton_refuses(logits: Tensor, target: Tensor | None, axis: int | None) -> str | None:
     """Why the Triton kernels cannot compute this, or None."""
-    if logits.device.type != "cuda":
+    if not logits.is_cuda:
         return f"it needs logits on a CUDA device, got {logits.device}"
     return _triton_cannot(logits, target, axis) or _not_plain(logits, target)
 
@@ -82,14 +82,14 @@ def _not_plain(logits: Tensor, target: Tensor | None) -> str | None:
         return f"it takes plain tensors, got {type(logits).__name__} and {type(target).__name__}"
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return "it does not run under torch.func transforms or forward-mode differentiation"
-    if torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing():
+    if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
         return "it does not run where operations are traced"
     return None
 
 
 def _cpu_refuses(logits: Tensor, target: Tensor | None, axis: int | None) -> str | None:
     """Why the CPU kernel cannot compute this loss, or None."""
-    if logits.device.type != "cpu":
+    if not logits.is_cpu:
         return f"it needs logits on the CPU, got {logits.device}"
     if axis is None or target is None or target.is_floating_point():
         return "it takes class indices"

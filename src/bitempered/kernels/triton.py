@@ -66,14 +66,15 @@ def _log2(x, FAST: tl.constexpr):
 
 @triton.jit
 def _log1p_near(z):
-    """log(1 + z) / z for |z| < 0.4, as 2 artanh(z / (2 + z)) / z, which does not round 1 + z.
+    """1 - log(1 + z) / z for |z| < 0.4, from artanh(z / (2 + z)), which does not round 1 + z.
 
-    The ratio, since a division by s after a logarithm of 1 + s v would add to the error of v: a GPU's division is off
-    by two units of the last place unless it is asked not to be.
+    What is near 1 is taken off v instead of multiplied with it, so that the division, which on a GPU is not exact, and
+    everything else that rounds here hardly touches the digits of v.
     """
-    inverse = tl.div_rn(z * 0.0 + 1.0, 2.0 + z)
-    w = (z * inverse) * (z * inverse)
-    return inverse * (2.0 + w * (2.0 / 3.0 + w * (2.0 / 5.0 + w * (2.0 / 7.0 + w * (2.0 / 9.0)))))
+    inverse = 1.0 / (2.0 + z)
+    y = z * inverse
+    w = y * y
+    return y - inverse * w * (2.0 / 3.0 + w * (2.0 / 5.0 + w * (2.0 / 7.0 + w * (2.0 / 9.0))))
 
 
 @triton.jit
@@ -91,7 +92,7 @@ def _phi(v, s, S_IS_ZERO: tl.constexpr):
 @triton.jit
 def _psi(v, s, S_IS_ZERO: tl.constexpr, FAST: tl.constexpr):
     z = s * v
-    return v if S_IS_ZERO else tl.where(tl.abs(z) < 0.4, v * _log1p_near(z), _log2(1.0 + z, FAST) * LN2 / s)
+    return v if S_IS_ZERO else tl.where(tl.abs(z) < 0.4, v - v * _log1p_near(z), _log2(1.0 + z, FAST) * LN2 / s)
 
 
 @triton.jit
@@ -124,7 +125,8 @@ def _log2_ratio(u, d, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.conste
         x = tl.where(x < 1e-37, 1e-37, x)
     log2_r = _log2(x, FAST) * (-1.0 / s)
     if NEAR:  # 1 + z loses what 1 / s blows up
-        log2_r = tl.where(tl.abs(z) < 0.4, u * d * -LOG2E * _log1p_near(z), log2_r)
+        v = u * (d * LOG2E)
+        log2_r = tl.where(tl.abs(z) < 0.4, v * _log1p_near(z) - v, log2_r)
     return log2_r, x
 
 
@@ -362,6 +364,8 @@ def _solve(
         if KIND > 0:
             z = tl.abs(_phi(delta, s, False))
             error = remainder * z * z * z * variance
+            # Next to t = 1 a step of any size is exact, but for the rounding of q, which it is multiplied by.
+            error = tl.where(tl.abs(delta) > 1.0, 1.0, error)
         elif KIND < 0:
             error = tl.abs(delta)
         else:

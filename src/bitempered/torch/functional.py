@@ -352,7 +352,7 @@ def _softmax(logits: Tensor, t: float, dim: int, what: str) -> Tensor:
 
 
 def result_dtype(logits: Tensor) -> torch.dtype:
-    kind = logits.device.type
+    kind = "cuda" if logits.is_cuda else logits.device.type  # the name of a device takes as long as all the rest
     if kind != "meta" and torch.is_autocast_enabled(kind):  # torch knows no autocast for meta tensors, and says so
         return compute_dtype(logits.dtype)
     return logits.dtype

@@ -223,8 +223,9 @@ def _device_pass(
     divisor, scale = None, 1
     if reduction == "mean":
         divisor = target_weights(target, class_weight, ignore_index, torch.float32).sum()
-        # A gradient in float16 must not vanish: only its products with `hidden` and `weight` are divided, in float32.
-        g, scale = torch.full((), n, dtype=torch.float32, device=hidden.device), n
+        # That a gradient in float16 does not vanish, it is divided by less, and the rest divides products in float32.
+        scale = min(n, 4096)
+        g = torch.full((), scale, dtype=torch.float32, device=hidden.device)
     by_hidden = torch.empty_like(hidden) if needs[0] else None
     by_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs[2] else None
     state = hidden.new_empty((8, n), dtype=torch.float32) if needs[1] else None
