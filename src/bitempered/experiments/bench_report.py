@@ -22,15 +22,16 @@ Random logits of standard deviation 1, class indices, mean over the rows. (t1, t
 bi-tempered loss; contenders without compute cross-entropy. The port is what copies of the published code do: one-hot
 labels, 5 fixed-point iterations, autograd.
 
-- µs: the median of runs in which all contenders took turns, and quartiles; ÷: over another contender's median.
+- µs: the median of runs in which all contenders took turns, in random order, and quartiles; ÷: over another
+  contender's median.
 - copy share: the time of one copy of the logits (a read and a write) over the contender's.
 - error, against float64: of the loss relative to max(1, loss), or of a softmax's worst row; of a row's gradient
   (a linear layer's: in its input) relative to its norm, the worst row."""
 ON_GPU = """\
 - memory: what one call adds at its peak, over the size of the logits. Liger's cross_entropy adds nothing because it
   writes the gradient over the logits.
-- Times are between two CUDA events around the call, launches from Python included, the L2 cache flushed before. A CUDA
-  graph's are the device's alone."""
+- Times are between two CUDA events around the call, launches from Python included, after 2 ms of the same call and a
+  flush of the L2 cache. A CUDA graph's are the device's alone."""
 
 
 def by_case(rows: Iterable[Row]) -> list[list[Row]]:

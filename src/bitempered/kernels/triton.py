@@ -29,6 +29,7 @@ from torch import Tensor
 from bitempered.torch.autograd import target_weights
 
 LOG2E = tl.constexpr(math.log2(math.e))
+LOG2E_LOST = tl.constexpr(1.3349e-8)  # relative to LOG2E, when it becomes float32
 LN2 = tl.constexpr(math.log(2))
 LIMIT = tl.constexpr(24)  # on the passes over a row, whatever its logits
 COUNT = tl.constexpr(256)  # targets that a program looks at together to count them
@@ -125,8 +126,10 @@ def _log2_ratio(u, d, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.conste
         x = tl.where(x < 1e-37, 1e-37, x)
     log2_r = _log2(x, FAST) * (-1.0 / s)
     if NEAR:  # 1 + z loses what 1 / s blows up
+        # So far down that r is 1e-30, every rounding of log r shows: this has one, beside that of LOG2E and of d.
         v = u * (d * LOG2E)
-        log2_r = tl.where(tl.abs(z) < 0.4, v * _log1p_near(z) - v, log2_r)
+        lost = tl.fma(u, d * LOG2E, -v)
+        log2_r = tl.where(tl.abs(z) < 0.4, (v * (_log1p_near(z) - LOG2E_LOST) - lost) - v, log2_r)
     return log2_r, x
 
 
