@@ -134,6 +134,14 @@ def _log2_ratio(u, d, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.conste
 
 
 @triton.jit
+def _grown(log_r, extra, NEAR: tl.constexpr):
+    """(1 + extra) log_r, where next to t = 1 the digits of `extra`, which float32's 1 + extra has lost, count."""
+    if NEAR:
+        return tl.where(log_r == float("-inf"), log_r, log_r + extra * log_r)
+    return (1.0 + extra) * log_r
+
+
+@triton.jit
 def _root(x, Q: tl.constexpr, FAST: tl.constexpr):
     return tl.math.rsqrt(x) if Q == 2 else tl.math.exp2(_log2(x, FAST) * (-1.0 / Q))
 
@@ -427,7 +435,8 @@ def _gradients(
             return _power(h, R + Q) * (c1 * _power(h, E - R) + c2)
         return _power(h, E + Q) * (c1 + c2 * _power(h, R - E))
     log2_r, _ = _log2_ratio(u, d, s, KIND, NEAR, FAST)
-    grad = c1 * tl.math.exp2((1.0 + t2 - t1) * log2_r) + c2 * tl.math.exp2(t2 * log2_r)
+    both, t2_only = _grown(log2_r, s + (1.0 - t1), NEAR), _grown(log2_r, s, NEAR)
+    grad = c1 * tl.math.exp2(both) + c2 * tl.math.exp2(t2_only)
     if KIND < 0:
         grad = tl.where(u * (s * d) < -1.0, 0.0, grad)
     return grad
@@ -510,10 +519,10 @@ def _loss(
         rest_t2 = _moved(S1, S2, S3, t2, z, delta, s, KIND, FAST)
         rest_both = _moved(T1, T2, T3, 1.0 + t2 - t1, z, delta, s, KIND, FAST)
         not_label = _exp(-m) * (_moved(S0, S1, S2, 1.0, z, delta, s, KIND, FAST) + ties)  # 1 - p of the label
-        label_t2 = _exp(t2 * log_r)
+        label_t2 = _exp(_grown(log_r, s, NEAR))
         if KIND < 0:
             label_t2 = tl.where(outside, 0.0, tl.where(t2 == 0.0, 1.0, label_t2))
-        pull = tl.where(outside, 0.0, not_label) if SAME else _exp((t2 - t1) * log_p) * not_label
+        pull = tl.where(outside, 0.0, not_label) if SAME else _exp((s + (1.0 - t1)) * log_p) * not_label
         push = power * (rest_both + ties)
         share = factor / (rest_t2 + ties + label_t2)
         of_label = tl.where(zero, 0.0, -share * (pull * (rest_t2 + ties) + label_t2 * push))
@@ -622,7 +631,7 @@ def _soft_terms(
     present += p_power * (_exp(smaller * below) * _phi(below, size, T1_IS_ONE) - _phi(below, 2.0 - t1, False))
     v = _exp(log_p) - y
     if not SAME:
-        v *= _exp((t2 - t1) * log_p)
+        v *= _exp((s + (1.0 - t1)) * log_p)
     e = _exp(t2 * log_r)
     if KIND < 0:
         e = tl.where(t2 == 0.0, 1.0, e)
