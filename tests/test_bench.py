@@ -56,12 +56,16 @@ def test_tables_and_figure(written):
     assert "## Loss: 4 × 300, float32" in page
     (row,) = (row for row in rows if row["classes"] == 300 and row["label"] == "bitempered (0.5, 4.0)")
     (line,) = (
-        line for line in page.partition("4 × 300")[2].splitlines()[:10] if line.startswith("| bitempered (0.5, 4.0)")
+        line
+        for line in page.partition("## Loss: 4 × 300")[2].splitlines()[:10]
+        if line.startswith("| bitempered (0.5, 4.0)")
     )
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert float(cells[1].split(" ")[0].replace(",", "")) == pytest.approx(row["median_us"], rel=0.01)
     assert float(cells[2]) == pytest.approx(row["over"]["cross_entropy"], abs=0.01)
     assert float(cells[5]) == pytest.approx(row["gradient_error"], rel=0.1)
+    (glance,) = (line for line in page.splitlines() if line.startswith("| 4 × 300, float32 | (0.5, 4.0) |"))
+    assert glance.split(" | ")[2:4] == [cells[1].split(" ")[0], cells[2]]
     assert "## Growth with classes, 4 rows, float32: µs (ns per logit)" in page
     assert row["commit"] in page
     assert (out / "cpu.png").read_bytes().startswith(b"\x89PNG\r\n")

@@ -119,7 +119,7 @@ def reproduce(
 
     figure1: log_t, exp_t, and the loss of two classes for several temperatures.
 
-    figure2: a small net on noisy labels in the plane; about a minute on a CPU.
+    figure2: a small net on noisy labels in the plane; under a minute on a CPU.
 
     table1: both losses on MNIST or CIFAR-100 at six noise levels, settings searched first; minutes on a GPU.
 

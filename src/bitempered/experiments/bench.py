@@ -332,7 +332,7 @@ def measure(case: Case, plan: Plan, clock: Clock, say: Callable[[str], None]) ->
         logits = inputs.leaves[0].detach()
         calls["copy"] = functools.partial(torch.empty_like(logits).copy_, logits)
     wanted: dict[Pair | None, tuple[Tensor, Tensor]] = {}
-    graphs = clock.cuda and case.kind == "loss" and (case.sweep or case.rows * case.classes < 2**23)
+    graphs = clock.cuda and case.kind == "loss"
     torch.compiler.reset()
     for contender in contenders(case, clock.device, plan.compiled):
         t1, t2 = contender.pair or (None, None)

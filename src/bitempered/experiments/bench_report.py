@@ -69,6 +69,27 @@ def table(rows: list[Row]) -> list[str]:
     return grid(lines)
 
 
+def glance(rows: list[Row]) -> list[str]:
+    """Ours alone, over what torch and Liger-Kernel have in its place."""
+    lines = [["N × C", "(t1, t2)", "µs", "÷ torch", "÷ Liger", "copy share", "memory ÷ logits", "error of gradient"]]
+    for row in rows:
+        if row["contender"] != "bitempered" or row["kind"] == "softmax" or row["sweep"] or "median_us" not in row:
+            continue
+        liger, torch = (
+            next((f"{value:.2f}" for name, value in row["over"].items() if ("Liger" in name) == wanted), "")
+            for wanted in (True, False)
+        )
+        share, memory = row.get("copy_share"), row.get("peak_over_logits")
+        layer = f", fused with a linear layer of {row['features']:,}" if row["features"] else ""
+        lines.append([
+            f"{row['rows']:,} × {row['classes']:,}, {row['dtype']}{layer}", f"({row['t1']}, {row['t2']})",
+            number(row["median_us"]), torch, liger, "" if share is None else f"{share:.0%}",
+            "" if memory is None else f"{memory:.2f}", f"{row['gradient_error']:.1e}",
+        ])  # fmt: skip
+    used = [any(line[column] for line in lines[1:]) for column in range(len(lines[0]))]
+    return grid([list(itertools.compress(line, used)) for line in lines])
+
+
 def growth(rows: list[Row], sweep: str) -> list[str]:
     """One curve per contender: microseconds, and nanoseconds per logit, which are constant where time is linear."""
     labels = dict.fromkeys(row["label"] for row in rows)
@@ -84,6 +105,7 @@ def growth(rows: list[Row], sweep: str) -> list[str]:
 def markdown(rows: list[Row], name: str) -> str:
     """Return the results as a page, `name` being that of the files beside it."""
     lines = [f"# One forward and backward on {rows[0]['device']}", "", LEGEND, *([ON_GPU] if name == "gpu" else [])]
+    lines += ["", "## At a glance", "", *glance(rows)]
     for group in by_case(row for row in rows if not row["sweep"]):
         row = group[0]
         features = f" of {row['features']:,} features" if row["features"] else ""

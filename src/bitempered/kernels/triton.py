@@ -938,8 +938,9 @@ def loss_and_gradient(
     logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     made = torch.empty_like(logits)
+    x, into, labels = logits.data_ptr(), made.data_ptr(), target.data_ptr()
     key: Any = None
-    if _DIRECT and weight is None and (logits.data_ptr() | made.data_ptr() | target.data_ptr()) % 16 == 0:
+    if _DIRECT and weight is None and (x | into | labels) % 16 == 0:
         # A training step is like the one before it, and of small batches the launch is what takes the time.
         where = logits.get_device(), torch.cuda.current_device()
         key = (options, dtype, *where, logits.dtype, logits.shape, logits.stride(), target.dtype, target.stride())
@@ -947,7 +948,8 @@ def loss_and_gradient(
         if plan is not None:
             launch, size, kept, strides, into_strides, rest = plan
             losses = torch.empty(size, dtype=kept, device=logits.device)
-            launch(logits, *strides, made, *into_strides, target, None, None, 0, losses, None, *rest)
+            # Addresses, since Triton would ask every tensor for its own.
+            launch(x, *strides, into, *into_strides, labels, None, None, 0, losses.data_ptr(), None, *rest)
             return _finish(losses, options[-1] != "none", dtype), made
     return _run(logits, target, weight, options, dtype, made, None, key=key), made
 

@@ -157,38 +157,31 @@ class _LossForwardMode(_Loss):
 
 
 class _FusedLoss(torch.autograd.Function):
-    """(logits, target, class weights, (t1, t2, axis, smoothing, ignore_index, reduction), dtype, kernel) -> the loss.
+    """(logits, target, class weights, (options, dtype, kernel)) -> the reduced loss.
 
-    The kernel leaves the gradient in forward. The first backward gives it away; another computes it anew.
+    The options are t1, t2, axis, smoothing, ignore_index and reduction. The kernel leaves the gradient in forward. The
+    first backward gives it away; another computes it anew.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        target: Tensor,
-        weight: Tensor | None,
-        options: tuple[Any, ...],
-        dtype: torch.dtype,
-        kernel: Any,
-    ) -> Tensor:
-        ctx.arguments = options, dtype, kernel
+    def forward(ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, how: tuple[Any, ...]) -> Tensor:
+        ctx.how = options, dtype, kernel = how
         ctx.save_for_backward(logits, target, weight)
         loss, ctx.gradient = kernel.loss_and_gradient(logits, target, weight, options, dtype)
         return loss
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        options, dtype, kernel = ctx.arguments
+        options, dtype, kernel = ctx.how
         axis = options[2]
         if torch.is_grad_enabled() or not _has_memory(g):
             logits, *_ = ctx.saved_tensors
             rows = g.unsqueeze(axis) if options[-1] == "none" else g
-            return (rows * _reduced_partials(ctx)).to(logits.dtype), None, None, None, None, None
+            return (rows * _reduced_partials(ctx)).to(logits.dtype), None, None, None
         gradient = vars(ctx).pop("gradient", None)
         if gradient is None:
             _, gradient = kernel.loss_and_gradient(*ctx.saved_tensors, options, dtype)
-        return kernel.scale_(gradient, g, axis), None, None, None, None, None
+        return kernel.scale_(gradient, g, axis), None, None, None
 
 
 @functools.cache
@@ -207,7 +200,7 @@ def _has_memory(x: Tensor) -> bool:
 
 def _reduced_partials(ctx: Any) -> Tensor:
     """The gradient of a _FusedLoss by core, in operations that can be differentiated and mapped."""
-    *options, reduction = ctx.arguments[0]
+    *options, reduction = ctx.how[0]
     logits, target, weight = ctx.saved_tensors
     _, m = _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options)
     by_a = _partials(SimpleNamespace(saved_tensors=(logits, target, weight, m), options=options), False)[0]
@@ -347,7 +340,7 @@ def fused_loss(
         return torch.ops.bitempered.loss.default(logits, target, weight, *options, dtype)
     module = cpu if kernel == "cpu" else _triton()
     if logits.requires_grad and torch.is_grad_enabled():
-        return _FusedLoss.apply(logits, target, weight, options, dtype, module)
+        return _FusedLoss.apply(logits, target, weight, (options, dtype, module))
     return module.loss(logits, target, weight, options, dtype)
 
 
