@@ -194,3 +194,9 @@ def test_values_go_unchecked_where_they_cannot_be_looked_at():
 def test_within_the_tolerance_on_sums_nothing_raises():
     assert bi_tempered_logistic_loss(LOGITS, SOFT * 1.0009, 0.8, 1.2).isfinite()
     assert bi_tempered_logistic_loss(LOGITS, (SOFT * 1.009).half(), 0.8, 1.2).isfinite()
+
+
+def test_what_equals_an_allowed_value_but_is_none_is_refused_after_it_too():
+    bi_tempered_logistic_loss(LOGITS, TARGET, 0.5, 1.2, ignore_index=-100)
+    with pytest.raises(TypeError, match="ignore_index must be an int, got float"):
+        bi_tempered_logistic_loss(LOGITS, TARGET, 0.5, 1.2, ignore_index=-100.0)

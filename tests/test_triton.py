@@ -3,6 +3,7 @@
 The interpreter has NumPy's exp2 and log2: what those of a GPU add, tests_gpu/test_triton_cuda.py sees.
 """
 
+import inspect
 import itertools
 import os
 from dataclasses import replace
@@ -442,3 +443,85 @@ def test_what_is_forced_and_cannot_be_done_raises():
         pass
     with kernels.use("core"):
         assert kernels.choose(logits, target, 1) == "core"
+
+
+@pytest.mark.usefixtures("by_triton")
+def test_layouts_whose_positions_cannot_be_merged():
+    logits = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0)).transpose(2, 3)
+    target = torch.arange(24).view(2, 4, 3) % 5
+    loss, gradient = run(logits, target, 0.8, 1.2)
+    want, want_gradient = exact(logits, target, 0.8, 1.2)
+    torch.testing.assert_close(loss.double(), want, rtol=1e-6, atol=0)
+    torch.testing.assert_close(gradient.double(), want_gradient, rtol=1e-5, atol=1e-8)
+    leaf = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(1)).transpose(0, 1).requires_grad_()
+    g = torch.arange(30.0).view(2, 3, 5)
+    (gradient,) = torch.autograd.grad(tempered_softmax(leaf, 1.2), leaf, g)
+    wide = leaf.detach().double().requires_grad_()
+    with kernels.use("core"):
+        (want_gradient,) = torch.autograd.grad(tempered_softmax(wide, 1.2), wide, g.double())
+    torch.testing.assert_close(gradient.double(), want_gradient, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("by_triton")
+def test_a_loss_scale_reaches_float16_before_it_rounds():
+    """A mean over 1,024 rows at (0.5, 4): gradients far below float16's smallest number, until they are scaled."""
+    logits = torch.randn(1024, 16, generator=torch.Generator().manual_seed(0)).half()
+    target = torch.arange(1024) % 16
+    g = torch.tensor(2.0**15)
+    _, gradient = run(logits, target, 0.5, 4.0, g.half())
+    _, want = exact(logits, target, 0.5, 4.0, g)
+    assert (gradient.double() - want).norm() <= 1e-3 * want.norm()
+
+
+class Compiled:
+    """Stands for a kernel of Triton's, and for what it is compiled to: writes down what it is launched with."""
+
+    def __init__(self, kernel, launches):
+        self.arg_names, self.launches = list(inspect.signature(kernel.fn).parameters), launches
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **constants):
+            rest = [constants[name] for name in self.arg_names[len(arguments) :]]
+            kinds = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in (*arguments, *rest)]
+            self.launches.append((grid[0], *kinds))
+            return Compiled.again(self)
+
+        return launch
+
+    @staticmethod
+    def again(made):
+        class Again:
+            def __getitem__(self, grid):
+                return lambda *arguments: made[grid[:1]](*arguments)
+
+        return Again()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(("rows", "classes"), [(128, 10), (40, 1000), (5000, 10)])
+def test_a_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, rows, classes, reduction):
+    launches = []
+    monkeypatch.setattr(triton, "_DIRECT", True)
+    monkeypatch.setattr(triton, "_loss", Compiled(triton._loss, launches))
+    monkeypatch.setattr(triton, "_plans", {})
+    monkeypatch.setattr(triton, "_launched", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # what a CPU tensor calls its device
+    logits, target = torch.randn(rows, classes), torch.arange(rows) % classes
+    # The same memory for whatever a call allocates, so that its launches can be compared.
+    buffers = {}
+
+    def empty(*shape, dtype, device):
+        made = torch.zeros(*shape, dtype=dtype)
+        return buffers.setdefault(made.shape, made)
+
+    monkeypatch.setattr(triton, "_like", lambda x, axis: buffers.setdefault("like", torch.zeros_like(x)))
+    monkeypatch.setattr(torch, "empty", empty)
+    options = (0.8, 1.2, 1, 0.0, -100, reduction)
+    for _ in range(3):
+        triton.loss_and_gradient(logits, target, None, options, torch.float32)
+    first, *others = launches
+    divisor = triton._loss.arg_names.index("divisor_ptr") + 1
+    if reduction == "mean" and rows > 4096:  # counted anew each time, somewhere
+        first, *others = (launch[:divisor] + launch[divisor + 1 :] for launch in launches)
+    assert others == [first, first]
+    assert len(triton._plans) == (0 if reduction == "mean" and rows > 4096 else 1)

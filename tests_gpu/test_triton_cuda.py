@@ -317,3 +317,30 @@ def test_linear_layer_in_the_memory_of_its_gradients_and_a_chunk_and_without_syn
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.max_memory_allocated() - before <= 1.03 * 2 * (weight.numel() + 2 * hidden.numel())
+
+
+def test_calls_that_resemble_each_other():
+    """Launches are remembered: what differs between calls must make a difference, and nothing else."""
+    wide = 3 * torch.randn(64, 1001, device="cuda")
+    target = torch.randint(10, (128,), device="cuda")
+    cases = [(logits, labels) for logits in (wide[:, :1000], wide[:, 1:]) for labels in (target[:64], target[::2])]
+    cases += [(logits[:32].contiguous(), labels[:32].contiguous()) for logits, labels in cases]
+    cases += [(logits.bfloat16(), labels) for logits, labels in cases[:2]]
+    options = [
+        {"t1": 0.8, "t2": 1.2},
+        {"t1": 0.5, "t2": 4.0},
+        {"t1": 0.8, "t2": 1.2, "reduction": "sum"},
+        {"t1": 0.8, "t2": 1.2, "ignore_index": 3},
+    ]
+    for (logits, labels), given in itertools.product(cases, options):
+        for _ in range(3):
+            results = []
+            for name, x in (("triton", logits.detach()), ("core", logits.detach().double())):
+                leaf = x.requires_grad_()
+                with kernels.use(name):
+                    loss = bi_tempered_logistic_loss(leaf, labels, **given)
+                results.append((loss.detach().double(), torch.autograd.grad(loss, leaf)[0].double()))
+            (loss, gradient), (want, exact) = results
+            rounding = 1e-2 if logits.dtype == torch.bfloat16 else 1e-5
+            torch.testing.assert_close(loss, want, rtol=rounding, atol=0)
+            assert (gradient - exact).norm() <= rounding * exact.norm()

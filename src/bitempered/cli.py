@@ -167,7 +167,12 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="A few tiny cases: it shows that everything runs, not how fast.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for rows, tables and figure.")] = Path("benchmarks"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for rows, tables and figure; without it benchmarks, or with --quick results/bench-quick."
+        ),
+    ] = None,
 ) -> None:
     """Time the loss beside cross-entropy and other implementations; takes minutes on an idle machine.
 
@@ -183,6 +188,7 @@ def bench(
     except ValueError as error:
         fail(str(error), 2)
     plan = bench.quick(bench.PLANS[device]) if quick else bench.PLANS[device]
+    out = out or Path("results/bench-quick" if quick else "benchmarks")
     with clear_errors(out, "what was measured is there"):
         rows = bench.run(plan, device, out, lambda text: print(text, flush=True))
     name = "gpu" if device == "cuda" else "cpu"

@@ -1,8 +1,8 @@
 """Time, memory and error of the loss, forward and backward, beside cross-entropy and what else people use.
 
 All contenders of a case take turns, so that whatever else the machine does falls on all of them. On a GPU a time is
-what passes between two events around one call, launches from Python included, the L2 cache flushed before; small cases
-are also replayed from a CUDA graph, whose time is the device's alone. Errors are those of the very call that is timed,
+what passes between two events around one call, launches from Python included, the L2 cache flushed before; losses are
+also replayed from a CUDA graph, whose time is the device's alone. Errors are those of the very call that is timed,
 against float64. `bench_report` makes tables and a figure of the rows.
 """
 
@@ -379,13 +379,13 @@ def summary(row: Row, taken: dict[str, list[float]]) -> Row:
     return made
 
 
-def compile_ahead(case: Case) -> None:
+def compile_ahead(case: Case, compiled: bool) -> None:
     """Leave on disk what a case compiles to; what fails here fails again where it is reported."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     # Other processes need memory too. Triton compiles anew for what is no multiple of 16.
     rows = 2**28 // case.classes // 16 * 16 if case.sweep or case.kind == "softmax" else case.rows
     inputs = make(case._replace(rows=min(case.rows, rows)), "cuda")
-    for contender in contenders(case, "cuda", True):
+    for contender in contenders(case, "cuda", compiled):
         if contender.name not in ("port, 5 iterations", "entmax15", "entmax_bisect"):
             with suppress(Exception):
                 Call(contender, inputs)()
@@ -416,7 +416,7 @@ def run(plan: Plan, device: str, out: Path, say: Callable[[str], None]) -> list[
     if device == "cuda":  # one process would compile for minutes what, compiled by many, it finds on disk
         workers = min(len(plan.cases), os.cpu_count() or 1, 14)
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-            for case, done in [(case, pool.submit(compile_ahead, case)) for case in plan.cases]:
+            for case, done in [(case, pool.submit(compile_ahead, case, plan.compiled)) for case in plan.cases]:
                 if error := done.exception():
                     say(f"not compiled ahead: {case}: {error}")
         say(f"{time.perf_counter() - start:5.1f} s  compiled")

@@ -9,7 +9,7 @@ import torch
 
 from bitempered import __version__
 
-__all__ = ["commit", "provenance"]
+__all__ = ["commit", "provenance", "today"]
 
 ARCHIVED = "$Format:%H$"  # `git archive` writes the commit here, see .gitattributes
 

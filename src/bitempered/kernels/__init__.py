@@ -28,6 +28,8 @@ _forced: ContextVar[str | None] = ContextVar("bitempered_kernel", default=None)
 def use(name: str) -> Iterator[None]:
     """Force an implementation inside a `with` block; a loss that it cannot compute raises there.
 
+    Not inside what torch.compile compiles: there a loss on a GPU is the Triton kernel, and any other is core.
+
     >>> with use("core"):
     ...     pass
     """

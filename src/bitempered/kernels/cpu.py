@@ -88,7 +88,7 @@ def loss(
     target: Tensor,
     weight: Tensor | None,
     options: tuple[float, float, int, float, int, str],
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype,
 ) -> Tensor:
     """The loss of logits (N, C) with class indices (N,).
 
@@ -103,10 +103,21 @@ def loss_and_gradient(
     target: Tensor,
     weight: Tensor | None,
     options: tuple[float, float, int, float, int, str],
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     made = torch.empty_like(logits, memory_format=torch.contiguous_format)
     return _run(logits, target, weight, options, made).to(dtype), made
+
+
+def gradient(
+    g: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: tuple[float, float, int, float, int, str],
+) -> Tensor:
+    """The gradient of sum(g * loss) in the logits."""
+    return scale_(loss_and_gradient(logits, target, weight, options, torch.float32)[1], g, 1)
 
 
 def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:

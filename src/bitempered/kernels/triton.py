@@ -825,7 +825,7 @@ _FEW = 4096  # targets: counting them in every program is then faster than two m
 _NEAR = 0.09  # of s: nearer to 0, 1 + s v would lose digits that the exponent 1 / s needs
 
 
-@functools.cache
+@functools.lru_cache(4096)
 def _temperatures(t1: float, t2: float) -> dict[str, Any]:
     """What the kernels know of the temperatures when they are compiled (see `_summands` and `_named`)."""
     s = t2 - 1
@@ -838,7 +838,7 @@ def _temperatures(t1: float, t2: float) -> dict[str, Any]:
     return {"KIND": kind, "NEAR": abs(s) < _NEAR, "SHIFT": shift, "Q": 0, "R": 0, "E": 0, "FAST": _FAST}
 
 
-@functools.cache
+@functools.lru_cache(4096)
 def _tile(classes: int, inner: int, itemsize: int, contiguous: bool, vector: int) -> dict[str, Any]:
     """The tile of a program, and its warps; `contiguous` are the classes of a row, and aligned to load `vector` of them
     at once. Rows of up to 8,192 classes stay in registers. The fastest of those tried on an H200, legal anywhere."""
@@ -871,6 +871,13 @@ def _cube(x: Tensor, axis: int) -> tuple[Tensor, int, int, tuple[int, int, int]]
         return x, 1, before, (0, x.stride(0), x.stride(1))
     x = x.reshape(before, x.shape[axis], after)
     return x, before, after, (x.stride(0), x.stride(2), x.stride(1))
+
+
+def _like(x: Tensor, axis: int) -> Tensor:
+    """An empty tensor for the gradient of x, laid out as x is, unless `_cube` would have to copy that."""
+    made = torch.empty_like(x)
+    shared = x.dim() == 2 or _cube(made, axis)[0].data_ptr() == made.data_ptr()
+    return made if shared else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def _geometry(classes: int, inner: int, *tensors: tuple[Tensor, tuple[int, int, int]]) -> dict[str, Any]:
@@ -937,14 +944,15 @@ _plans: dict[Any, Any] = {}
 def loss_and_gradient(
     logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    made = torch.empty_like(logits)
+    made = _like(logits, options[2])
     x, into, labels = logits.data_ptr(), made.data_ptr(), target.data_ptr()
     key: Any = None
     if _DIRECT and weight is None and (x | into | labels) % 16 == 0:
+        device = logits.get_device()
         # A training step is like the one before it, and of small batches the launch is what takes the time.
-        where = logits.get_device(), torch.cuda.current_device()
-        key = (options, dtype, *where, logits.dtype, logits.shape, logits.stride(), target.dtype, target.stride())
-        plan = _plans.get(key)
+        if device == torch.cuda.current_device():
+            key = (options, dtype, device, logits.dtype, logits.shape, logits.stride(), target.dtype, target.stride())
+        plan = _plans.get(key)  # of None there is none
         if plan is not None:
             launch, size, kept, strides, into_strides, rest = plan
             losses = torch.empty(size, dtype=kept, device=logits.device)
@@ -955,8 +963,8 @@ def loss_and_gradient(
 
 
 def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...]) -> Tensor:
-    """The gradient of sum(g * loss) in the logits."""
-    made = torch.empty_like(logits)
+    """The gradient of sum(g * loss) in the logits, contiguous."""
+    made = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     _run(logits, target, weight, options, None, made, g)
     return made
 
@@ -1059,9 +1067,11 @@ def _run(
 
 
 def _finish(losses: Tensor, reduce: bool, dtype: torch.dtype | None) -> Tensor:
+    if dtype is None:  # nobody asked for it
+        return losses
     if reduce and losses.dim():
         losses = losses.sum()
-    return losses if dtype is None or dtype == losses.dtype else losses.to(dtype)
+    return losses if dtype == losses.dtype else losses.to(dtype)
 
 
 def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
@@ -1104,7 +1114,7 @@ def softmax(logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) 
 def softmax_backward(g: Tensor, logits: Tensor, state: Tensor, t: float, axis: int, what: str) -> Tensor:
     """The gradient of sum(g * softmax(logits)) in the logits."""
     x, outer, inner, strides = _cube(logits, axis)
-    made = torch.empty_like(logits)
+    made = _like(logits, axis)
     if x.numel():
         into, _, _, into_strides = _cube(made, axis)
         if what == "partition":
@@ -1156,7 +1166,7 @@ def _(logits: Tensor, target: Tensor, weight: Tensor | None, *options: Any) -> T
 
 @gradient_operator.register_fake
 def _(g: Tensor, logits: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(logits)
+    return logits.new_empty(logits.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

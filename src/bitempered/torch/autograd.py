@@ -160,19 +160,22 @@ class _FusedLoss(torch.autograd.Function):
     """(logits, target, class weights, (options, dtype, kernel)) -> the reduced loss.
 
     The options are t1, t2, axis, smoothing, ignore_index and reduction. The kernel leaves the gradient in forward. The
-    first backward gives it away; another computes it anew.
+    first backward gives it away; another computes it anew. In float16 every backward does: what a mean divides would
+    have vanished before a loss scale multiplied it.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, how: tuple[Any, ...]) -> Tensor:
         ctx.how = options, dtype, kernel = how
         ctx.save_for_backward(logits, target, weight)
+        if logits.dtype == torch.float16:
+            return kernel.loss(logits, target, weight, options, dtype)
         loss, ctx.gradient = kernel.loss_and_gradient(logits, target, weight, options, dtype)
         return loss
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        options, dtype, kernel = ctx.how
+        options, _, kernel = ctx.how
         axis = options[2]
         if torch.is_grad_enabled() or not _has_memory(g):
             logits, *_ = ctx.saved_tensors
@@ -180,7 +183,7 @@ class _FusedLoss(torch.autograd.Function):
             return (rows * _reduced_partials(ctx)).to(logits.dtype), None, None, None
         gradient = vars(ctx).pop("gradient", None)
         if gradient is None:
-            _, gradient = kernel.loss_and_gradient(*ctx.saved_tensors, options, dtype)
+            return kernel.gradient(g, *ctx.saved_tensors, options), None, None, None
         return kernel.scale_(gradient, g, axis), None, None, None
 
 

@@ -67,8 +67,7 @@ def log_partition(logits: Tensor, t: float, dim: int = -1) -> Tensor:
     """lambda_t(logits), the number that makes exp_t(logits - lambda_t) sum to 1 along `dim`.
 
     Log-sum-exp at t = 1. Its gradient is the escort distribution, p^t / sum(p^t); exactly at the edge of a support, for
-    t = 0, the one from outside. Infinite where it overflows the
-    dtype, which happens for t far above 1.
+    t = 0, the one from outside. Infinite where it overflows the dtype, which happens for t far above 1.
 
     Returns:
         The shape of `logits` without `dim`.
@@ -179,7 +178,9 @@ def class_loss(
     t1, t2, axis, label_smoothing, *_ = options
     dtype = dtype or result_dtype(logits)
     kernel = kernels.choose(logits, target, axis)
-    if kernel != "core":
+    if kernel == "triton":
+        return fused_loss(kernel, logits, target, weight, options, dtype)
+    if kernel == "cpu":
         try:
             return fused_loss(kernel, logits, target, weight, options, dtype)
         except IndexError:  # the kernel looks at the indices itself; what is wrong with them is said below
@@ -212,9 +213,11 @@ def _options(
         try:
             kinds = [(x.shape, x.dtype, x.device) for x in (logits, target)]
             of_weight = None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad)
-            key = (*kinds, of_weight, t1, t2, ignore_index, reduction, label_smoothing)
-            if key in _known:
-                return _as_target(target), _known[key]
+            given = (t1, t2, ignore_index, reduction, label_smoothing)
+            key = (*kinds, of_weight, *given, *map(type, given))  # 1.0 equals 1, and may not be allowed
+            found = _known.get(key)
+            if found is not None:
+                return _as_target(target), found
         except (AttributeError, TypeError):  # no tensors, or nothing to look up by: the checks below say what is wrong
             key = None
     t1, t2 = check_temperatures(t1, t2)
