@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shutil
 import warnings
 
 import mpmath as mp
@@ -15,8 +16,8 @@ from bitempered import kernels
 from bitempered.kernels import cpu
 from bitempered.torch import BiTemperedLogisticLoss, bi_tempered_binary_logistic_loss, bi_tempered_logistic_loss
 
-if isinstance(cpu.library(), cpu.Unavailable):
-    pytest.skip(f"no CPU kernel here: {cpu.library()}", allow_module_level=True)
+if shutil.which(cpu.compiler()[0]) is None:  # .ci/run installs one; a compiler that fails is no reason
+    pytest.skip(f"there is no C compiler here: {cpu.library()}", allow_module_level=True)
 
 T1 = [0.0, 0.5, 0.8, 1.0]
 T2 = [0.0, 0.5, 1 - 1e-6, 1.0, 1 + 1e-6, 1.05, 1.2, 2.0, 4.0]

@@ -61,13 +61,15 @@ def test_the_numbers_of_the_cpu_in_float64(t1, t2, kind, dtype):
 def test_no_synchronisation():
     logits, target, soft, weight = (x.cuda() for x in make())
     logits.requires_grad_()
-    loss = BiTemperedLogisticLoss(0.8, 1.2, weight=weight, label_smoothing=0.1)
-    loss(logits, target).backward()  # warm-up: the first call loads kernels
+    loss, plain = BiTemperedLogisticLoss(0.8, 1.2, weight=weight, label_smoothing=0.1), BiTemperedLogisticLoss(0.8, 1.2)
+    for f in (loss, plain):
+        f(logits, target).backward()  # warm-up: the first call loads kernels
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for y in (target, soft):
             loss(logits, y).backward()
+        plain(logits, target).backward()
         bi_tempered_binary_logistic_loss(logits, soft, 0.8, 1.2).backward()
         for function in (tempered_softmax, tempered_log_softmax, log_partition):
             function(logits, 1.2).sum().backward()
@@ -137,30 +139,6 @@ def test_bad_values_assert_on_the_device(call):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode != 0
     assert "device-side assert" in done.stderr
-
-
-KERNEL_SHAPES = [(300, 2), (4096, 10), (64, 1000), (16, 32000), (8, 65536)]  # up to the longest row it takes
-
-
-@pytest.mark.parametrize(("t1", "t2"), PAIRS)
-@pytest.mark.parametrize(("rows", "classes"), KERNEL_SHAPES)
-@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
-def test_triton_equals_core_in_float64(t1, t2, rows, classes, scale):
-    logits, target, _, weight = make(rows, classes, scale)
-    target[0] = -100
-    results = []
-    for name, x in (("triton", logits.cuda()), ("core", logits.cuda().double())):
-        x.requires_grad_()
-        with kernels.use(name):
-            losses = bi_tempered_logistic_loss(
-                x, target.cuda(), t1, t2, weight=weight.cuda().to(x.dtype), reduction="none"
-            )
-        results.append((losses.detach().double(), torch.autograd.grad(losses.sum(), x)[0].double()))
-    (loss, gradient), (want, want_gradient) = results
-    assert ((loss - want).abs() / want.clamp_min(1)).max() <= 3e-6
-    # At t2 = 0 the derivative jumps at the support's edge, where float32 and float64 may differ in one class.
-    rows_off = (gradient - want_gradient).abs().amax(1) > 3e-6
-    assert rows_off.double().mean() <= (0.05 if t2 == 0 else 0)
 
 
 def test_second_derivatives_vmap_and_jvp_go_through_core():

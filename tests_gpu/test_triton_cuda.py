@@ -230,33 +230,6 @@ def test_compile_calls_the_kernel():
     torch.testing.assert_close(gradient, want, rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_no_synchronisation_and_cuda_graph():
-    logits, target = make(1000)
-    static = logits.clone().requires_grad_()
-    bi_tempered_logistic_loss(static, target, 0.8, 1.2).backward()  # compiles
-    torch.cuda.synchronize()
-    try:
-        torch.cuda.set_sync_debug_mode("error")
-        static.grad = None
-        bi_tempered_logistic_loss(static, target, 0.8, 1.2).backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    static.grad = None
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = bi_tempered_logistic_loss(static, target, 0.8, 1.2)
-        loss.backward()
-    fresh = torch.randn_like(logits)
-    with torch.no_grad():
-        static.copy_(fresh)
-    graph.replay()
-    leaf = fresh.requires_grad_()
-    want = bi_tempered_logistic_loss(leaf, target, 0.8, 1.2)
-    torch.testing.assert_close(loss, want)
-    torch.testing.assert_close(static.grad, torch.autograd.grad(want, leaf)[0])
-
-
 def test_what_is_forced_and_cannot_be_done_raises():
     logits, target = make(10)
     with kernels.use("triton"), pytest.raises(RuntimeError, match="it computes in float32, got float64 logits"):

@@ -81,9 +81,9 @@ def compare(
             dataset, tuple(Loss.parse(loss) for loss in losses.split(",")), numbers("noise", noise), seeds, epochs,
             None if rates is None else numbers("rates", rates), noise_model, label_column,
         )  # fmt: skip
-        device = choose_device(device)
     except ValueError as error:
         fail(str(error), 2)
+    device = choose_device(device)
 
     with clear_errors(out):
         with progress_bar() as show:
@@ -183,10 +183,7 @@ def bench(
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
-    try:
-        device = choose_device(device)
-    except ValueError as error:
-        fail(str(error), 2)
+    device = choose_device(device)
     plan = bench.quick(bench.PLANS[device]) if quick else bench.PLANS[device]
     out = out or Path("results/bench-quick" if quick else "benchmarks")
     with clear_errors(out, "what was measured is there"):
@@ -212,17 +209,12 @@ def reproduce_table1(
         fail(f"unknown dataset {dataset!r} of table 1; there is: {', '.join(table1.RECIPES)}", 2)
     if seeds < 1:
         fail(f"seeds must be at least 1, got {seeds}", 2)
-    try:
-        device = choose_device(device)
-    except ValueError as error:
-        fail(str(error), 2)
+    device = choose_device(device)
     recipe = replace(table1.RECIPES[dataset], seeds=tuple(range(seeds)))
     if quick:
         recipe = table1.quick(recipe)
     out = out or Path(f"results/table1-{dataset}{'-quick' if quick else ''}")
-    unfinished = sorted(out.glob("**/*.checkpoint"))
-    if unfinished and not resume:
-        fail(f"a run was stopped: go on with it with --resume, or delete {', '.join(map(str, unfinished))}", 1)
+    check_stopped(out, resume)
     with clear_errors(out, "the same command with --resume goes on from there"), progress_bar() as show:
         rows, _ = table1.reproduce(recipe, out, show, device=device, data_dir=data_dir)
     Console().print(table1.table(recipe, rows))
@@ -242,17 +234,12 @@ def reproduce_table2(
         fail(f"unknown network {network!r} of table 2; there is: {', '.join(imagenet.RECIPES)}", 2)
     if seeds < 1:
         fail(f"seeds must be at least 1, got {seeds}", 2)
-    try:
-        device = choose_device(device)
-    except ValueError as error:
-        fail(str(error), 2)
+    device = choose_device(device)
     recipe = replace(imagenet.RECIPES[network], seeds=tuple(range(seeds)))
     if quick:
         recipe = imagenet.quick(recipe, device)
     out = out or Path(f"results/table2-{network}{'-quick' if quick else ''}")
-    unfinished = sorted(out.glob("*.checkpoint"))
-    if unfinished and not resume:
-        fail(f"a run was stopped: go on with it with --resume, or delete {', '.join(map(str, unfinished))}", 1)
+    check_stopped(out, resume)
     with clear_errors(out, "the same command with --resume goes on from there"), progress_bar() as show:
         try:
             rows, speed = imagenet.reproduce(recipe, out, show, device=device, data_dir=data_dir)
@@ -269,14 +256,20 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
         raise ValueError(f"--{option} must be numbers separated by commas, such as 0,0.2,0.4; got {text!r}") from None
 
 
+def check_stopped(out: Path, resume: bool) -> None:
+    unfinished = sorted(out.glob("**/*.checkpoint"))
+    if unfinished and not resume:
+        fail(f"a run was stopped: go on with it with --resume, or delete {', '.join(map(str, unfinished))}", 1)
+
+
 def choose_device(device: str | None) -> str:
     import torch
 
     found = "cuda" if torch.cuda.is_available() else "cpu"
     if device not in (None, "cpu", "cuda"):
-        raise ValueError(f"--device must be cpu or cuda, got {device!r}")
+        fail(f"--device must be cpu or cuda, got {device!r}", 2)
     if device == "cuda" and found == "cpu":
-        raise ValueError("there is no CUDA device that torch can use; leave --device away to train on the CPU")
+        fail("there is no CUDA device that torch can use; leave --device away to train on the CPU", 2)
     return device or found
 
 

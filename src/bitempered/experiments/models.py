@@ -85,8 +85,7 @@ def resnet56(classes: int, *, blocks: int = 9) -> Network:
     layer. A block is two 3 x 3 convolutions beside the identity; where the size halves, the identity keeps every other
     pixel and new channels are zero, so that shortcuts have no weights. Without batch normalisation it matters that
     every block begins near the identity, to which end Hardt and Ma draw small random weights. Here, as in SkipInit,
-    weights are He's and a number in front of each block begins at 0: with it the net learned faster, and at larger
-    rates, than with the small weights of Fixup.
+    weights are He's and a number in front of each block begins at 0, so that the block is the identity exactly.
 
     Reference: Hardt and Ma, Identity Matters in Deep Learning, 2017; He et al., Deep Residual Learning, 2016 (the
     layout); De and Smith, Batch Normalization Biases Residual Blocks Towards the Identity Function, 2020 (SkipInit).

@@ -188,7 +188,7 @@ class _FusedLoss(torch.autograd.Function):
 
 
 @functools.cache
-def _triton() -> Any:
+def triton_kernels() -> Any:
     from bitempered.kernels import triton
 
     return triton
@@ -219,7 +219,7 @@ class _DeviceSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> Tensor:
-        out, state = _triton().softmax(logits, t, axis, what, dtype)
+        out, state = triton_kernels().softmax(logits, t, axis, what, dtype)
         ctx.options = t, axis, what
         ctx.save_for_backward(logits, state)
         return out
@@ -229,7 +229,7 @@ class _DeviceSoftmax(torch.autograd.Function):
         logits, state = ctx.saved_tensors
         t, axis, what = ctx.options
         if not torch.is_grad_enabled() and _has_memory(g):
-            return _triton().softmax_backward(g, logits, state, t, axis, what), None, None, None, None
+            return triton_kernels().softmax_backward(g, logits, state, t, axis, what), None, None, None, None
         log_p, _ = _mode(_LogSoftmax, _LogSoftmaxForwardMode).apply(logits, t, axis)
         if what == "partition":
             grad = g.unsqueeze(axis) * core.escort(log_p, t, axis=axis, xp=xp)
@@ -341,7 +341,7 @@ def fused_loss(
         import bitempered.kernels.triton  # noqa: F401 (registers the operator)
 
         return torch.ops.bitempered.loss.default(logits, target, weight, *options, dtype)
-    module = cpu if kernel == "cpu" else _triton()
+    module = cpu if kernel == "cpu" else triton_kernels()
     if logits.requires_grad and torch.is_grad_enabled():
         return _FusedLoss.apply(logits, target, weight, (options, dtype, module))
     return module.loss(logits, target, weight, options, dtype)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bitempered import kernels
 from bitempered.checks import check_number, check_temperatures
-from bitempered.torch.autograd import compute_dtype, target_weights
+from bitempered.torch.autograd import compute_dtype, target_weights, triton_kernels
 from bitempered.torch.functional import check_classes, check_reduction, class_loss, result_dtype
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -174,19 +174,13 @@ class _LinearLoss(torch.autograd.Function):
             rows = g if ctx.options[4] == "none" else None
             _, gradients = ctx.run(hidden, weight, bias, target, ctx.options, ctx.needs_input_grad[:3], rows)
         if ctx.options[4] != "none":
-            scale = _triton().scale_ if ctx.run is _device_pass else _scale
+            scale = triton_kernels().scale_ if ctx.run is _device_pass else _scale
             gradients = tuple(None if x is None else scale(x, g, x.dim() - 1) for x in gradients)
         return *gradients, None, None, None
 
 
 def _scale(gradient: Tensor, g: Tensor, _: int) -> Tensor:
     return gradient.mul_(g)
-
-
-def _triton() -> Any:
-    from bitempered.kernels import triton
-
-    return triton
 
 
 def _apply(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, options: tuple[Any, ...]) -> Tensor:
@@ -215,7 +209,7 @@ def _device_pass(
     g: Tensor | None,
 ) -> tuple[Tensor, Gradients]:
     """`_pass` by the Triton kernels: chunks of rows with all classes, then chunks of classes with all rows."""
-    triton = _triton()
+    triton = triton_kernels()
     t1, t2, class_weight, ignore_index, reduction, _, _ = options
     of_loss = (t1, t2, 1, 0.0, ignore_index, reduction)
     (n, features), classes, any_needed = hidden.shape, len(weight), any(needs)
