@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bitempered import cli
-from bitempered.experiments import compare, data, table1
+from bitempered.experiments import compare, data, imagenet, table1
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.table1 import LEVELS, RECIPES, quick
@@ -57,6 +57,8 @@ def test_both_losses_get_the_same_search():
         assert all(len(set(found)) == len(found) for found in recipe.searched.values())
         assert recipe.search.epochs < recipe.training.epochs
         assert table1.SEARCH_SEED not in recipe.seeds
+        for further in recipe.more_seeds.values():
+            assert len({table1.SEARCH_SEED, *recipe.seeds, *further}) == 1 + len(recipe.seeds) + len(further)
         # The paper's temperatures are among those tried, within the ranges that it searched.
         pairs = {loss.numbers for loss, _ in recipe.searched["bi-tempered"]}
         assert eval(recipe.temperatures) in pairs
@@ -105,6 +107,86 @@ def test_table1_from_the_command_line(mnist, small, tmp_path):
     again = CliRunner().invoke(cli.app, command)
     assert again.exit_code == 0
     assert read_rows(out / "table1.jsonl") == rows  # nothing was trained again
+
+
+def test_some_levels_have_further_seeds(mnist, small, tmp_path, monkeypatch):
+    one = {name: found[:1] for name, found in small.searched.items()}  # nothing to search
+    training = replace(small.training, network="mlp", optimizer="sgd")  # a fast one
+    recipe = replace(small, training=training, searched=one, more_seeds={0.4: (1, 2)})
+    out, shown = tmp_path / "out", []
+
+    def make():
+        return table1.reproduce(recipe, out, lambda *now: shown.append(now[:2]), device="cpu", data_dir=mnist)
+
+    rows, curves = make()
+    assert [(row["seed"], row["noise"], row["loss"]) for row in rows] == [
+        (seed, level, loss)
+        for seed, level in ((0, 0.0), (0, 0.4), (1, 0.4), (2, 0.4))
+        for loss in ("logistic", "bi-tempered")
+    ]
+    assert read_rows(out / "table1.jsonl") == rows
+    assert [curve["test"][-1] for curve in curves] == [row["test_last"] for row in rows]
+    assert [(curve["seed"], curve["noise"]) for curve in curves] == [(row["seed"], row["noise"]) for row in rows]
+    assert (out / "table1.csv").read_text().count("\n") == 1 + len(rows)
+    assert shown == [(done, 6) for done in range(1, 7)]  # three seeds of two epochs
+
+    page = (out / "table1.md").read_text()
+    assert page == table1.markdown(recipe, rows)
+    last = [100 * row["test_last"] for row in rows if row["loss"] == "logistic"]
+    spread = f"{statistics.mean(last[1:]):.2f} ± {statistics.stdev(last[1:]):.2f}"
+    assert f"| logistic, last epoch | {last[0]:.2f} | {spread} |" in page
+
+    monkeypatch.delattr(compare, "train")
+    assert make() == (rows, curves)  # nothing was trained again
+
+
+def test_texts_say_how_many_seeds_each_level_has():
+    def row(level, loss, seed, fleet, seconds):
+        found = {"noise": level, "loss": loss, "seed": seed, "fleet": fleet, "fleet_seconds": seconds}
+        made = dict.fromkeys(("bitempered", "commit", "torch", "device", "date"), "")
+        curve = {"clean": [0.1, 0.2], "noisy": [0.1, 0.2], "test": [0.1, 0.2]}
+        numbers = () if loss == "logistic" else (0.8, 1.2)
+        return found | made | curve | {"numbers": numbers, "learning_rate": 1, "test_chosen": 0.2, "test_last": 0.2}
+
+    recipe = RECIPES["cifar100"]
+    assert (recipe.seeds, recipe.more_seeds) == ((0,), {0.4: (1, 2)})
+    first = [row(level, loss, 0, 12, 900.4) for level in LEVELS for loss in recipe.searched]
+    rows = first + [row(0.4, loss, seed, 2, 200 + seed) for seed in (1, 2) for loss in recipe.searched]
+    page = table1.markdown(recipe, rows)
+    text = "one seed; at 40% mean ± sample standard deviation of 3 seeds"
+    assert f"Accuracy on clean test labels, %, {text}. The chosen" in page
+    assert page.endswith(": all 12 cells of a seed in 900 s; 2 cells of a seed in 201, 202 s.\n")
+    assert table1.table(recipe, rows).title == f"Accuracy on clean test labels, %, {text}"
+    title = "cifar100: one seed; at 40% mean of 3 seeds, bands from the lowest to the highest"
+    assert table1.draw_figure3(recipe, rows).get_suptitle() == title
+    assert table1.draw_figure3(recipe, first).get_suptitle() == "cifar100: one seed"
+
+
+@pytest.mark.parametrize(
+    ("options", "recipe"),
+    [
+        (["table1"], RECIPES["mnist"]),
+        (["table1", "--dataset", "cifar100"], RECIPES["cifar100"]),
+        (
+            ["table1", "--dataset", "cifar100", "--seeds", "2"],
+            replace(RECIPES["cifar100"], seeds=(0, 1), more_seeds={}),
+        ),
+        (["table1", "--dataset", "cifar100", "--quick"], quick(replace(RECIPES["cifar100"], more_seeds={}))),
+        (["table2"], imagenet.RECIPES["resnet18"]),
+    ],
+)
+def test_seeds_are_the_recipe_s_unless_told(options, recipe, tmp_path, monkeypatch):
+    given = []
+
+    def stop(recipe, *rest, **options):
+        given.append(recipe)
+        raise KeyboardInterrupt
+
+    for module in (table1, imagenet):
+        monkeypatch.setattr(module, "reproduce", stop)
+    done = CliRunner().invoke(cli.app, ["reproduce", *options, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 130
+    assert given == [recipe]
 
 
 def test_a_stopped_table_goes_on_only_when_told_to(mnist, small, tmp_path, monkeypatch):

@@ -108,7 +108,9 @@ def reproduce(
         bool, typer.Option("--quick", help="A small version of a table or figure3 for a laptop: it shows no effect.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
-    seeds: Annotated[int, typer.Option(help="Runs for each cell of a table.")] = 3,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs for each cell of a table; without it, as many as its recipe has.")
+    ] = None,
     data_dir: Annotated[Path | None, DATA_DIR] = None,
     device: Annotated[str | None, DEVICE] = None,
     out: Annotated[
@@ -141,7 +143,7 @@ def reproduce(
         reproduce_table1(what, dataset, quick, resume, seeds, data_dir, device, out)
         return
     if what == "table2":
-        reproduce_table2(network, quick, resume, seeds, data_dir, device, out)
+        reproduce_table2(network, quick, resume, 3 if seeds is None else seeds, data_dir, device, out)
         return
     out = out or Path("results/figures")
     path = out / f"{what}.png"
@@ -196,8 +198,8 @@ def bench(
 
 
 def reproduce_table1(
-    what: str, dataset: str, quick: bool, resume: bool, seeds: int, data_dir: Path | None, device: str | None,
-    out: Path | None,
+    what: str, dataset: str, quick: bool, resume: bool, seeds: int | None, data_dir: Path | None,
+    device: str | None, out: Path | None,
 ) -> None:  # fmt: skip
     from dataclasses import replace
 
@@ -207,10 +209,12 @@ def reproduce_table1(
 
     if dataset not in table1.RECIPES:
         fail(f"unknown dataset {dataset!r} of table 1; there is: {', '.join(table1.RECIPES)}", 2)
-    if seeds < 1:
+    if seeds is not None and seeds < 1:
         fail(f"seeds must be at least 1, got {seeds}", 2)
     device = choose_device(device)
-    recipe = replace(table1.RECIPES[dataset], seeds=tuple(range(seeds)))
+    recipe = table1.RECIPES[dataset]
+    if seeds is not None:
+        recipe = replace(recipe, seeds=tuple(range(seeds)), more_seeds={})
     if quick:
         recipe = table1.quick(recipe)
     out = out or Path(f"results/table1-{dataset}{'-quick' if quick else ''}")
