@@ -32,7 +32,6 @@ LOG2E = tl.constexpr(math.log2(math.e))
 LOG2E_LOST = tl.constexpr(1.3349e-8)  # relative to LOG2E, when it becomes float32
 LN2 = tl.constexpr(math.log(2))
 LIMIT = tl.constexpr(24)  # on the passes over a row, whatever its logits
-COUNT = tl.constexpr(256)  # targets that a program looks at together to count them
 
 
 @triton.jit
@@ -63,6 +62,15 @@ def _log2(x, FAST: tl.constexpr):
             "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
     return tl.log2(x)
+
+
+@triton.jit
+def _inverse(x, FAST: tl.constexpr):
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return 1.0 / x
 
 
 @triton.jit
@@ -143,6 +151,8 @@ def _grown(log_r, extra, NEAR: tl.constexpr):
 
 @triton.jit
 def _root(x, Q: tl.constexpr, FAST: tl.constexpr):
+    if Q == 1:
+        return _inverse(x, FAST)
     return tl.math.rsqrt(x) if Q == 2 else tl.math.exp2(_log2(x, FAST) * (-1.0 / Q))
 
 
@@ -176,8 +186,7 @@ def _summands(
             out = u * (s * d) < -1.0
             r, rt = tl.where(out, 0.0, r), tl.where(out, 0.0, rt)
             return r, rt, tl.where(out, 0.0, re), tl.where(out, 0.0, both), r, r, r, r
-        h = tl.math.rsqrt(x)
-        q = h * h
+        q = _inverse(x, FAST)
     q2 = q * q
     q3 = q2 * q
     if SHIFT == 1:
@@ -213,14 +222,15 @@ def _columns(COLUMNS: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit
 def _load(base, class_stride, c, n_classes, row_in, AGAIN: tl.constexpr = False):
-    """The logits of classes c, -inf beyond the last class; kept in the cache where they are to be loaded AGAIN."""
+    """The logits of classes c, -inf beyond the last class; kept in the cache where they are to be loaded AGAIN.
+
+    As they are stored, since a loop loads what its next turn needs, and so has room for it.
+    """
     kept = row_in[:, None, None] & (c < n_classes)[None, :, :]
     at = base[:, None, None] + (c.to(tl.int64) * class_stride)[None, :, :]
     if AGAIN:
-        a = tl.load(at, mask=kept, other=float("-inf"), eviction_policy="evict_last")
-    else:
-        a = tl.load(at, mask=kept, other=float("-inf"), eviction_policy="evict_first")
-    return a.to(tl.float32)
+        return tl.load(at, mask=kept, other=float("-inf"), eviction_policy="evict_last")
+    return tl.load(at, mask=kept, other=float("-inf"), eviction_policy="evict_first")
 
 
 @triton.jit
@@ -282,6 +292,16 @@ def _moved(w0, w1, w2, b, z, delta, s, KIND: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
+def _lane(x, LANE: tl.constexpr, VECTOR: tl.constexpr):
+    """Of every VECTOR numbers on the last axis the one with the number LANE (in an order of its own)."""
+    if VECTOR == 1:
+        return tl.reshape(x, (x.shape[0], x.shape[1]))
+    else:
+        even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], VECTOR // 2, 2)))
+        return _lane(odd if LANE % 2 else even, LANE // 2, VECTOR // 2)
+
+
+@triton.jit
 def _solve(
     base, class_stride, n_classes, row_in, active, label, label_logit, t1, t2, s,
     KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, SHIFT: tl.constexpr,
@@ -294,7 +314,7 @@ def _solve(
     TERMS: tl.constexpr = (2 - (SHIFT == 0)) * (1 if KIND == 0 else 2 if KIND < 0 else 4) if SHIFT < 1 else 5
     columns = _columns(COLUMNS, VECTOR)
     first = tl.multiple_of((n_classes // COLUMNS // 2) * COLUMNS, 16)
-    tile = _load(base, class_stride, first + columns, n_classes, row_in, True)
+    tile = _load(base, class_stride, first + columns, n_classes, row_in, True).to(tl.float32)
     top = tl.maximum(tl.max(tl.max(tile, 2), 1), label_logit)
     u = _wide(top) - tile
     masked = u == float("inf")
@@ -328,9 +348,11 @@ def _solve(
             a0, a1, a2, a3, a4, a5, a6, a7, tied = zero, zero, zero, zero, zero, zero, zero, zero, zero
             highest = zero + float("-inf")
             start, stop = tl.where(sampling, first, 0), tl.where(sampling, first + COLUMNS, n_classes)
+            coming = _load(base, class_stride, tl.multiple_of(start, 16) + columns, n_classes, row_in, True)
             for at in tl.range(start, stop, COLUMNS):
                 at = tl.multiple_of(at, 16)
-                a = _load(base, class_stride, at + columns, n_classes, row_in, True)
+                a = coming.to(tl.float32)
+                coming = _load(base, class_stride, at + COLUMNS + columns, tl.minimum(stop, n_classes), row_in, True)
                 highest = tl.maximum(highest, tl.max(a, 2))
                 if _any((label >= at) & (label < at + COLUMNS)):
                     a = tl.where((at + columns)[None, :, :] == _wide(label), float("-inf"), a)
@@ -338,21 +360,15 @@ def _solve(
                     at_top = a == _wide(top)
                     tied += tl.sum(tl.where(at_top, 1.0, 0.0), 2)
                     a = tl.where(at_top, float("-inf"), a)
-                x0, x1, x2, x3, x4, x5, x6, x7 = _summands(
-                    _wide(top) - a, _wide(d), t1, t2, s, KIND, NEAR, FAST, SHIFT, Q, R, E
-                )
-                a0 += tl.sum(x0, 2)
-                if TERMS > 1:
-                    a1 += tl.sum(x1, 2)
-                if TERMS > 2:
-                    a2 += tl.sum(x2, 2)
-                    a3 += tl.sum(x3, 2)
-                if TERMS > 4:
-                    a4 += tl.sum(x4, 2)
-                if TERMS > 5:
-                    a5 += tl.sum(x5, 2)
-                    a6 += tl.sum(x6, 2)
-                    a7 += tl.sum(x7, 2)
+                x0, x1, x2, x3, x4, x5, x6, x7 = zero, zero, zero, zero, zero, zero, zero, zero
+                for lane in tl.static_range(VECTOR):  # one after the other, each by multiplying and adding at once
+                    y0, y1, y2, y3, y4, y5, y6, y7 = _summands(
+                        top[:, None] - _lane(a, lane, VECTOR), d[:, None], t1, t2, s, KIND, NEAR, FAST, SHIFT, Q, R, E
+                    )
+                    x0, x1, x2, x3 = x0 + y0, x1 + y1, x2 + y2, x3 + y3
+                    x4, x5, x6, x7 = x4 + y4, x5 + y5, x6 + y6, x7 + y7
+                a0, a1, a2, a3 = a0 + x0, a1 + x1, a2 + x2, a3 + x3
+                a4, a5, a6, a7 = a4 + x4, a5 + x5, a6 + x6, a7 + x7
             b0 = tl.sum(a0, 1)
             if TERMS > 1:
                 b1 = tl.sum(a1, 1)
@@ -443,8 +459,8 @@ def _gradients(
 
 
 @triton.jit
-def _count(target_ptr, weight_ptr, n_rows, n_classes, ignore_index, WEIGHTED: tl.constexpr):
-    """The weights of all targets, summed."""
+def _count(target_ptr, weight_ptr, n_rows, n_classes, ignore_index, WEIGHTED: tl.constexpr, COUNT: tl.constexpr):
+    """The weights of all targets, summed; COUNT of them are looked at together."""
     total = tl.zeros((COUNT,), tl.float32)
     for at in tl.range(0, n_rows, COUNT):
         row = at + tl.arange(0, COUNT)
@@ -456,6 +472,13 @@ def _count(target_ptr, weight_ptr, n_rows, n_classes, ignore_index, WEIGHTED: tl
         else:
             total += tl.where(kept, 1.0, 0.0)
     return tl.sum(total, 0)
+
+
+@triton.jit
+def _divisor(
+    target_ptr, weight_ptr, divisor_ptr, n_rows, n_classes, ignore_index, WEIGHTED: tl.constexpr, COUNT: tl.constexpr
+):
+    tl.store(divisor_ptr, _count(target_ptr, weight_ptr, n_rows, n_classes, ignore_index, WEIGHTED, COUNT))
 
 
 @triton.jit
@@ -498,7 +521,7 @@ def _loss(
         if COUNTED:
             divisor = tl.load(divisor_ptr).to(tl.float32)
         else:
-            divisor = _count(target_ptr, weight_ptr, n_rows, n_classes, ignore_index, WEIGHTED)
+            divisor = _count(target_ptr, weight_ptr, n_rows, n_classes, ignore_index, WEIGHTED, 256)
 
     if WITH_LOSS:
         others = _exp((t1 - 2.0) * m) * (_moved(T0, T1, T2, 2.0 - t1, z, delta, s, KIND, FAST) + ties)
@@ -527,24 +550,39 @@ def _loss(
         share = factor / (rest_t2 + ties + label_t2)
         of_label = tl.where(zero, 0.0, -share * (pull * (rest_t2 + ties) + label_t2 * push))
         of_top = tl.where(zero, 0.0, share * (power * (rest_t2 + label_t2 - rest_both) + pull))
-        label_grad, top_grad, decay = _wide(of_label), _wide(of_top), d
-        c1, c2, d = _wide(factor * power), _wide(share * (pull - push)), _wide(d)
-        zeros = _any(zero)
+        label_grad, top_grad = _wide(of_label), _wide(of_top)
+        c1, c2 = factor * power, share * (pull - push)
         columns = _columns(COLUMNS, VECTOR)
         grad_base = grad_ptr + outer * grad_outer + inner * grad_inner
+        # Backwards, since of a long row what was read last is still in the cache.
+        last = tl.multiple_of((n_classes - 1) // COLUMNS * COLUMNS, 16)
+        begin = 0
+        if not (SINGLE or WITH_STATE):
+            begin = tl.where(peeled | _any(zero), 0, last + COLUMNS)
+            coming = _load(base, class_stride, last + columns, n_classes, row_in)
+            for back in tl.range(0, begin, COLUMNS):
+                a = coming.to(tl.float32)
+                ahead = tl.multiple_of(tl.maximum(last - back - COLUMNS, 0), 16)
+                coming = _load(base, class_stride, ahead + columns, n_classes, row_in)
+                c = tl.multiple_of(last - back, 16) + columns
+                grad = _gradients(_wide(top) - a, _wide(d), _wide(c1), _wide(c2), t1, t2, s, KIND, NEAR, FAST, Q, R, E)
+                _store(grad_base, grad_class, c, n_classes, row_in, grad)
+            if begin > 0:
+                tl.debug_barrier()
+                tl.store(grad_base + label * grad_class, of_label.to(grad_ptr.dtype.element_ty), mask=active)
         peak = tl.full((ROWS, COLUMNS // VECTOR), float("-inf"), tl.float32)
         at_top = tl.full((ROWS, COLUMNS // VECTOR), -1, tl.int32)
-        for at in tl.range(0, n_classes, COLUMNS):
-            c = tl.multiple_of(at, 16) + columns
-            a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in)
-            grad = _gradients(_wide(top) - a, d, c1, c2, t1, t2, s, KIND, NEAR, FAST, Q, R, E)
+        for back in tl.range(begin, last + COLUMNS, COLUMNS):  # what the loop above did not do
+            at = tl.multiple_of(last - back, 16)
+            c = at + columns
+            a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in).to(tl.float32)
+            grad = _gradients(_wide(top) - a, _wide(d), _wide(c1), _wide(c2), t1, t2, s, KIND, NEAR, FAST, Q, R, E)
             if WITH_STATE:
                 peak = tl.maximum(peak, tl.max(a, 2))
                 at_top = tl.maximum(at_top, tl.max(tl.where(a == _wide(top), c[None, :, :], -1), 2))
             if peeled:
                 grad = tl.where(a == _wide(top), top_grad, grad)
-            if zeros:
-                grad = tl.where(_wide(zero), 0.0, grad)
+            grad = tl.where(_wide(zero), 0.0, grad)
             if _any((label >= at) & (label < at + COLUMNS)):
                 grad = tl.where(c[None, :, :] == _wide(label), label_grad, grad)
             _store(grad_base, grad_class, c, n_classes, row_in, grad)
@@ -554,9 +592,9 @@ def _loss(
             tl.store(state, kind.to(tl.float32, bitcast=True), mask=row_in)
             tl.store(state + state_stride, top, mask=row_in)
             tl.store(state + 2 * state_stride, tl.max(peak, 1), mask=row_in)
-            tl.store(state + 3 * state_stride, decay, mask=row_in)
-            tl.store(state + 4 * state_stride, factor * power, mask=row_in)
-            tl.store(state + 5 * state_stride, share * (pull - push), mask=row_in)
+            tl.store(state + 3 * state_stride, d, mask=row_in)
+            tl.store(state + 4 * state_stride, c1, mask=row_in)
+            tl.store(state + 5 * state_stride, c2, mask=row_in)
             tl.store(state + 6 * state_stride, of_label, mask=row_in)
             tl.store(state + 7 * state_stride, of_top, mask=row_in)
 
@@ -590,7 +628,7 @@ def _class_gradients(
     for at in tl.range(0, n_classes, COLUMNS):
         c = tl.multiple_of(at, 16) + columns
         number = (first + c)[None, :, :]
-        a = tl.minimum(_load(base, 1, c, n_classes, row_in), peak)
+        a = tl.minimum(_load(base, 1, c, n_classes, row_in).to(tl.float32), peak)
         grad = _gradients(top - a, d, c1, c2, t1, t2, s, KIND, NEAR, FAST, Q, R, E)
         grad = tl.where(peeled & ((number == at_top) | (a == top)), top_grad, grad)
         grad = tl.where(zero, 0.0, tl.where(number == label, label_grad, grad))
@@ -687,7 +725,7 @@ def _soft_loss(
     loss, pull, mass = nothing, nothing, nothing
     for at in tl.range(0, n_classes, COLUMNS):
         c = at + columns
-        a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in)
+        a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in).to(tl.float32)
         _, z = _weighted(
             target_base, target_class, weight_ptr, c, label, label_smoothing, n_classes, row_in, INDICES, WEIGHTED
         )
@@ -710,7 +748,7 @@ def _soft_loss(
         grad_base = grad_ptr + outer * grad_outer + inner * grad_inner
         for at in tl.range(0, n_classes, COLUMNS):
             c = at + columns
-            a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in)
+            a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in).to(tl.float32)
             _, z = _weighted(
                 target_base, target_class, weight_ptr, c, label, label_smoothing, n_classes, row_in, INDICES, WEIGHTED
             )
@@ -737,7 +775,7 @@ def _scale(
             for at in tl.range(0, n_classes, COLUMNS):
                 c = tl.multiple_of(at, 16) + columns
                 x = _load(base, class_stride, c, n_classes, row_in)
-                _store(base, class_stride, c, n_classes, row_in, _wide(g) * x)
+                _store(base, class_stride, c, n_classes, row_in, _wide(g) * x.to(tl.float32))
 
 
 @triton.jit
@@ -762,7 +800,7 @@ def _softmax(
         out_base = out_ptr + outer * out_outer + inner * out_inner
         for at in tl.range(0, n_classes, COLUMNS):
             c = tl.multiple_of(at, 16) + columns
-            a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in)
+            a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in).to(tl.float32)
             log_r, _ = _log_ratio(_wide(top) - a, _wide(_decay(m, s)), s, KIND, FAST)
             log_p = log_r - _wide(m)
             _store(out_base, out_class, c, n_classes, row_in, log_p if WHAT == 1 else _exp(log_p))
@@ -801,9 +839,8 @@ def _softmax_terms(
     KIND: tl.constexpr, FAST: tl.constexpr, WHAT: tl.constexpr,
 ):  # fmt: skip
     """g_i d out_i / d log p_i p_i^s, and r^t; 0 where p is 0."""
-    log_r, _ = _log_ratio(
-        _wide(top) - _load(base, class_stride, c, n_classes, row_in), _wide(_decay(m, s)), s, KIND, FAST
-    )
+    a = _load(base, class_stride, c, n_classes, row_in).to(tl.float32)
+    log_r, _ = _log_ratio(_wide(top) - a, _wide(_decay(m, s)), s, KIND, FAST)
     gone = log_r == float("-inf")
     e = tl.where(gone, 0.0, _exp(t * log_r))
     if WHAT == 2:
@@ -821,7 +858,9 @@ _FAST = _COMPILED and torch.version.hip is None
 # Triton looks at every argument of every call, and passes constants on to the launcher from 3.3 on.
 _DIRECT = _FAST and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 _SMALL = 2**23  # numbers: one operation of torch is then faster than the launch of a kernel that may do nothing
-_FEW = 4096  # targets: counting them in every program is then faster than two more launches
+_FEW = 4096  # targets: counting them in every program is then faster than one more launch
+_MANY = 65536  # targets: one program that counts them takes longer than two launches of torch
+_REGISTERS = 64  # of a thread in the pass over long rows: what it spills costs less than more warps gain
 _NEAR = 0.09  # of s: nearer to 0, 1 + s v would lose digits that the exponent 1 / s needs
 
 
@@ -831,7 +870,7 @@ def _temperatures(t1: float, t2: float) -> dict[str, Any]:
     s = t2 - 1
     kind = (s > 0) - (s < 0)
     shift = 0 if t1 == 1 else 1 if kind > 0 and math.isclose(1 - t1, s, rel_tol=1e-9) else -1
-    for q in range(2, 13) if s >= _NEAR else ():
+    for q in range(1, 13) if s >= _NEAR else ():
         r, e = q / s, q * (2 - t1) / s
         if max(r, e) + q < 64 and all(math.isclose(n, round(n), rel_tol=1e-9) for n in (r, e)):
             return {"KIND": kind, "NEAR": False, "SHIFT": shift, "Q": q, "R": round(r), "E": round(e), "FAST": _FAST}
@@ -846,7 +885,7 @@ def _tile(classes: int, inner: int, itemsize: int, contiguous: bool, vector: int
     if not contiguous:  # then neighbouring rows are loaded together
         rows, columns, warps = min(32, triton.next_power_of_2(inner)), min(columns, 32), 4
     elif columns > 8192:
-        rows, columns, warps = 1, 4 * 32 * 16 // itemsize, 4
+        rows, columns, warps = 1, 2 * 4 * 32 * 16 // itemsize, 4
     elif inner * columns <= 4096:  # one program, which then adds up the losses as well
         rows = triton.next_power_of_2(inner)
         warps = min(8, max(1, rows * columns // 128))
@@ -954,10 +993,15 @@ def loss_and_gradient(
             key = (options, dtype, device, logits.dtype, logits.shape, logits.stride(), target.dtype, target.stride())
         plan = _plans.get(key)  # of None there is none
         if plan is not None:
-            launch, size, kept, strides, into_strides, rest = plan
+            launch, size, kept, strides, into_strides, rest, count = plan
             losses = torch.empty(size, dtype=kept, device=logits.device)
+            total = None
+            if count is not None:
+                divisor = torch.empty((), dtype=torch.float32, device=logits.device)
+                total = divisor.data_ptr()
+                count(labels, None, total, rest[2], *rest[4:6])
             # Addresses, since Triton would ask every tensor for its own.
-            launch(x, *strides, into, *into_strides, labels, None, None, 0, losses.data_ptr(), None, *rest)
+            launch(x, *strides, into, *into_strides, labels, None, None, 0, losses.data_ptr(), total, *rest)
             return _finish(losses, options[-1] != "none", dtype), made
     return _run(logits, target, weight, options, dtype, made, None, key=key), made
 
@@ -1028,14 +1072,20 @@ def _run(
     kept = torch.float32 if reduce or dtype is None else dtype
     losses = torch.empty(shape if programs == 1 or not reduce else programs, dtype=kept, device=device)
     weight = None if weight is None else weight.contiguous()
-    counted = divisor is not None or n > _FEW or not indices or label_smoothing > 0
-    if mean and counted and divisor is None:
-        divisor = (
-            target_weights(target, weight, ignore_index, torch.float32).sum()
-            if indices
-            else torch.full((), n, dtype=torch.float32, device=device)
-        )
     labels = target.contiguous() if indices else target
+    counted = divisor is not None or n > _FEW or not indices or label_smoothing > 0
+    count = None
+    if mean and counted and divisor is None:
+        if not indices:
+            divisor = torch.full((), n, dtype=torch.float32, device=device)
+        elif n > _MANY:
+            divisor, key = target_weights(target, weight, ignore_index, torch.float32).sum(), None
+        else:
+            divisor = torch.empty((), dtype=torch.float32, device=device)
+            constants = {"WEIGHTED": weight is not None, "COUNT": 4096, "num_warps": 8, **_OPTIONS}
+            with _on(x):
+                targets = labels, weight, divisor, n, classes, ignore_index
+                count = _launch(_divisor, 1, targets, constants)
     common = {
         **_temperatures(t1, t2), **geometry, **_CHECKED, "SAME": t1 == t2, "WEIGHTED": weight is not None, "MEAN": mean,
         "REDUCE": reduce, "WITH_LOSS": dtype is not None, "WITH_GRAD": gradient is not None, "SCALED": g is not None,
@@ -1050,9 +1100,11 @@ def _run(
                 state, 0 if state is None else state.stride(0), n, inner, classes, ignore_index, t1, t2, t2 - 1,
             )  # fmt: skip
             common |= {"COUNTED": counted, "WITH_STATE": state is not None}
+            if _FAST and not geometry["SINGLE"]:
+                common["maxnreg"] = _REGISTERS
             launch = _launch(_loss, programs, arguments, common)
-            if key is not None and launch is not None and x is logits and labels is target and divisor is None:
-                _keep(_plans, key, (launch, losses.shape, kept, strides, into_strides, arguments[14:]))
+            if key is not None and launch is not None and x is logits and labels is target:
+                _keep(_plans, key, (launch, losses.shape, kept, strides, into_strides, arguments[14:], count))
         else:
             y, y_strides = (labels, (0, 0, 0)) if indices else _cube(target, axis)[::3]
             for name in ("SHIFT", "Q", "R", "E"):
