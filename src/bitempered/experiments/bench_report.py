@@ -70,22 +70,27 @@ def table(rows: list[Row]) -> list[str]:
 
 
 def glance(rows: list[Row]) -> list[str]:
-    """Ours alone, over what torch and Liger-Kernel have in its place."""
-    lines = [["N × C", "(t1, t2)", "µs", "÷ torch", "÷ Liger", "copy share", "memory ÷ logits", "error of gradient"]]
-    for row in rows:
-        if row["contender"] != "bitempered" or row["kind"] == "softmax" or row["sweep"] or "median_us" not in row:
-            continue
-        liger, torch = (
-            next((f"{value:.2f}" for name, value in row["over"].items() if ("Liger" in name) == wanted), "")
-            for wanted in (True, False)
-        )
-        share, memory = row.get("copy_share"), row.get("peak_over_logits")
-        layer = f", fused with a linear layer of {row['features']:,}" if row["features"] else ""
-        lines.append([
-            f"{row['rows']:,} × {row['classes']:,}, {row['dtype']}{layer}", f"({row['t1']}, {row['t2']})",
-            number(row["median_us"]), torch, liger, "" if share is None else f"{share:.0%}",
-            "" if memory is None else f"{memory:.2f}", f"{row['gradient_error']:.1e}",
-        ])  # fmt: skip
+    """Ours alone, over what torch and Liger-Kernel have in its place; and what of its time is the device's."""
+    head = ["N × C", "(t1, t2)", "µs", "÷ torch", "÷ Liger", "copy share", "device alone, µs", "its copy share"]
+    lines = [[*head, "memory ÷ logits", "error of gradient"]]
+    for group in by_case(row for row in rows if row["kind"] != "softmax" and not row["sweep"]):
+        labelled = {row["label"]: row for row in group if "median_us" in row}
+        for row in group:
+            if row["contender"] != "bitempered" or row["label"] not in labelled:
+                continue
+            liger, torch = (
+                next((f"{value:.2f}" for name, value in row["over"].items() if ("Liger" in name) == wanted), "")
+                for wanted in (True, False)
+            )
+            alone = labelled.get(row["label"] + GRAPH, {})
+            shares = [f"{one['copy_share']:.0%}" if "copy_share" in one else "" for one in (row, alone)]
+            layer = f", fused with a linear layer of {row['features']:,}" if row["features"] else ""
+            memory = row.get("peak_over_logits")
+            lines.append([
+                f"{row['rows']:,} × {row['classes']:,}, {row['dtype']}{layer}", f"({row['t1']}, {row['t2']})",
+                number(row["median_us"]), torch, liger, shares[0], number(alone["median_us"]) if alone else "", shares[1],
+                "" if memory is None else f"{memory:.2f}", f"{row['gradient_error']:.1e}",
+            ])  # fmt: skip
     used = [any(line[column] for line in lines[1:]) for column in range(len(lines[0]))]
     return grid([list(itertools.compress(line, used)) for line in lines])
 
