@@ -58,7 +58,7 @@ class Table2:
     losses: tuple[Loss, ...] = (Loss("logistic"), Loss("bi-tempered", (0.9, 1.05)))
     micro_batch: int = 256
     size: int = 224  # of the images that the network sees
-    per_class: int | None = None  # images used of each class, in training and in validation: the first so many
+    images: int | None = None  # at most so many in training and in validation: the first of each class, at least one
     seeds: tuple[int, ...] = (0, 1, 2)
     timed: tuple[int, int] = (256, 224)  # images in the step that is timed, and their size
     turns: int = 20  # that each loss is timed
@@ -88,12 +88,12 @@ RECIPES = {
 
 
 def quick(recipe: Table2, device: str) -> Table2:
-    """A recipe for any folder and machine: two small images of each class, two epochs. It shows no effect.
+    """A recipe for any folder and machine: up to 2,000 small images, two epochs. It shows no effect.
 
     On a GPU the step that is timed keeps its full size.
     """
     training = replace(recipe.training, epochs=2, batch_size=64, warmup=0)
-    small = replace(recipe, training=training, rate=0.025, micro_batch=16, size=64, per_class=2, seeds=(0,))
+    small = replace(recipe, training=training, rate=0.025, micro_batch=16, size=64, images=2_000, seeds=(0,))
     return small if device == "cuda" else replace(small, timed=(16, 64), turns=5)
 
 
@@ -162,8 +162,11 @@ class Data:
     digest: str
 
 
-def read_folder(data_dir: Path | None, size: int, per_class: int | None) -> Data:
-    """List the images of train/CLASS and val/CLASS; classes are numbered in the order of their names."""
+def read_folder(data_dir: Path | None, size: int, images: int | None) -> Data:
+    """List the images of train/CLASS and val/CLASS; classes are numbered in the order of their names.
+
+    Of at most `images` in each part (None: all) every class gets the same share, its first ones, and at least one.
+    """
     if data_dir is None:
         raise DataError(
             "ImageNet is not downloaded: name with --data-dir a folder that has train/CLASS/*.JPEG and "
@@ -178,9 +181,10 @@ def read_folder(data_dir: Path | None, size: int, per_class: int | None) -> Data
         only = {"train": train.keys() - val.keys(), "val": val.keys() - train.keys()}
         listed = "; ".join(f"only in {part}: {some(names)}" for part, names in only.items() if names)
         raise DataError(f"{data_dir}: train and val must have the same class folders; {listed}")
+    share = None if images is None else max(1, images // len(train))
     parts, digest = [], hashlib.sha256()
     for part, classes in found.items():
-        named = [(f"{name}/{file}", label) for label, name in enumerate(classes) for file in classes[name][:per_class]]
+        named = [(f"{name}/{file}", label) for label, name in enumerate(classes) for file in classes[name][:share]]
         names = np.array([os.fsencode(name) for name, _ in named])
         digest.update(b"\n".join([part.encode(), *names]))
         parts.append(Images(data_dir / part, names, np.array([label for _, label in named]), size))
@@ -370,7 +374,7 @@ def reproduce(
     and a checkpoint of the run that is being trained. Rows already there with the same settings, files, commit,
     versions and device are used.
     """
-    data = read_folder(data_dir, recipe.size, recipe.per_class)
+    data = read_folder(data_dir, recipe.size, recipe.images)
     if device == "cuda":
         torch.backends.cudnn.benchmark = True
     origin = provenance(device)
