@@ -415,8 +415,9 @@ def _solve(
             below = s * shift < 0.9
             better += _psi(-tl.where(below, shift, 0.0), s, KIND == 0, FAST)
             better = tl.where(below & (better > 0.0), better, 0.0)
-            # A class with most of the mass asks for a pass without it.
-            done = (done & valid & (peel | (better > 0.1))) | ((S0 != S0) & peel) | (passes == LIMIT)
+            # A class with most of the mass asks for a pass without it, unless it is the label.
+            whole = peel | (better > 0.1) | (label_logit >= peak)
+            done = (done & valid & whole) | ((S0 != S0) & peel) | (passes == LIMIT)
             todo = _any(active & (done == 0))
             top, m = tl.where(todo, peak, top), tl.where(todo, better, m)
         passes += 1
