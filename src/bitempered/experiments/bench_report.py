@@ -88,7 +88,8 @@ def glance(rows: list[Row]) -> list[str]:
             memory = row.get("peak_over_logits")
             lines.append([
                 f"{row['rows']:,} × {row['classes']:,}, {row['dtype']}{layer}", f"({row['t1']}, {row['t2']})",
-                number(row["median_us"]), torch, liger, shares[0], number(alone["median_us"]) if alone else "", shares[1],
+                number(row["median_us"]), torch, liger, shares[0],
+                number(alone["median_us"]) if alone else "", shares[1],
                 "" if memory is None else f"{memory:.2f}", f"{row['gradient_error']:.1e}",
             ])  # fmt: skip
     used = [any(line[column] for line in lines[1:]) for column in range(len(lines[0]))]
