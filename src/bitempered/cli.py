@@ -143,7 +143,7 @@ def reproduce(
         reproduce_table1(what, dataset, quick, resume, seeds, data_dir, device, out)
         return
     if what == "table2":
-        reproduce_table2(network, quick, resume, 3 if seeds is None else seeds, data_dir, device, out)
+        reproduce_table2(network, quick, resume, seeds, data_dir, device, out)
         return
     out = out or Path("results/figures")
     path = out / f"{what}.png"
@@ -226,8 +226,9 @@ def reproduce_table1(
 
 
 def reproduce_table2(
-    network: str, quick: bool, resume: bool, seeds: int, data_dir: Path | None, device: str | None, out: Path | None
-) -> None:
+    network: str, quick: bool, resume: bool, seeds: int | None, data_dir: Path | None, device: str | None,
+    out: Path | None,
+) -> None:  # fmt: skip
     from dataclasses import replace
 
     from rich.console import Console
@@ -236,10 +237,12 @@ def reproduce_table2(
 
     if network not in imagenet.RECIPES:
         fail(f"unknown network {network!r} of table 2; there is: {', '.join(imagenet.RECIPES)}", 2)
-    if seeds < 1:
+    if seeds is not None and seeds < 1:
         fail(f"seeds must be at least 1, got {seeds}", 2)
     device = choose_device(device)
-    recipe = replace(imagenet.RECIPES[network], seeds=tuple(range(seeds)))
+    recipe = imagenet.RECIPES[network]
+    if seeds is not None:
+        recipe = replace(recipe, seeds=tuple(range(seeds)))
     if quick:
         recipe = imagenet.quick(recipe, device)
     out = out or Path(f"results/table2-{network}{'-quick' if quick else ''}")

@@ -109,7 +109,8 @@ def _decay(m, s):
     x = -s * m
     near = x * _expm1_near(x) + 1.0  # exact to the last bit, where a GPU's exp2 is not: u may be large
     # A masked class, u = inf, stays at inf where e^(-s m) underflows.
-    return tl.maximum(tl.where(tl.abs(x) < 0.25, near, _exp(x)), 1e-37)
+    decay = tl.where(tl.abs(x) < 0.25, near, _exp(x))
+    return tl.maximum(decay, 1e-37, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -332,6 +333,7 @@ def _solve(
     b = tl.maximum(tl.maximum(t2, 2.0 - t1), 1.0 + t2 - t1)
     remainder = b * (b + s) * (b + 2.0 * s)
     passes = 0
+    settled = active & (active == 0)
     todo = _any(active)
     while todo:
         d = _decay(m, s)
@@ -399,6 +401,8 @@ def _solve(
             error = delta * 0.0
         done = error <= 3e-6
         if SINGLE:
+            if KIND < 0:  # twice, so that the sums are taken next to the root
+                settled, done = done, done & settled
             done |= (S0 != S0) | (passes == LIMIT)
             better = tl.maximum(m + delta, 0.0)
             todo = _any(active & (done == 0))
@@ -415,8 +419,11 @@ def _solve(
             below = s * shift < 0.9
             better += _psi(-tl.where(below, shift, 0.0), s, KIND == 0, FAST)
             better = tl.where(below & (better > 0.0), better, 0.0)
-            # A class with most of the mass asks for a pass without it, unless it is the label.
-            whole = peel | (better > 0.1) | (label_logit >= peak)
+            # A class with most of the mass asks for a pass without it, unless it is the label. Below t2 = 1 that asks
+            # as well, for sums taken nearer to the root.
+            whole = peel | (better > 0.1)
+            if KIND >= 0:
+                whole |= label_logit >= peak
             done = (done & valid & whole) | ((S0 != S0) & peel) | (passes == LIMIT)
             todo = _any(active & (done == 0))
             top, m = tl.where(todo, peak, top), tl.where(todo, better, m)
@@ -570,7 +577,8 @@ def _loss(
                 _store(grad_base, grad_class, c, n_classes, row_in, grad)
             if begin > 0:
                 tl.debug_barrier()
-                tl.store(grad_base + label * grad_class, of_label.to(grad_ptr.dtype.element_ty), mask=active)
+                at = label.to(tl.int64) * grad_class
+                tl.store(grad_base + at, of_label.to(grad_ptr.dtype.element_ty), mask=active)
         peak = tl.full((ROWS, COLUMNS // VECTOR), float("-inf"), tl.float32)
         at_top = tl.full((ROWS, COLUMNS // VECTOR), -1, tl.int32)
         for back in tl.range(begin, last + COLUMNS, COLUMNS):  # what the loop above did not do
