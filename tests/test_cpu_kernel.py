@@ -338,7 +338,8 @@ def test_export():
 
 def test_it_is_the_default_for_float32_class_indices_and_for_nothing_else():
     logits, target = make(4, 5)
-    soft, image = torch.softmax(logits, 1), torch.zeros(4, 5, 2)
+    soft, image, left_behind = torch.softmax(logits, 1), torch.zeros(4, 5, 2), []
+    torch.func.grad(lambda x: (left_behind.append(x), x.sum())[1])(logits)
     assert kernels.choose(logits, target, 1) == "cpu"
     refused = {
         r"it computes in float32, got torch.float64 logits": (logits.double(), target),
@@ -347,7 +348,8 @@ def test_it_is_the_default_for_float32_class_indices_and_for_nothing_else():
         r"it takes logits \(N, C\), got shape \(5,\)": (logits[0], target[0]),
         r"it takes logits \(N, C\), got shape \(4, 5, 2\)": (image, torch.zeros(4, 2).long()),
         r"it needs logits on the CPU, got meta": (logits.to("meta"), target.to("meta")),
-        r"it takes plain tensors": (torch._neg_view(logits), target),
+        r"it takes plain tensors, got Tensor": (torch._neg_view(logits), target),
+        r"it takes plain tensors, got what a torch.func transform has left": (left_behind[0], target),
     }
     for reason, (x, y) in refused.items():
         assert kernels.choose(x, y, min(1, x.dim() - 1)) == "core"
@@ -356,6 +358,8 @@ def test_it_is_the_default_for_float32_class_indices_and_for_nothing_else():
             pytest.raises(RuntimeError, match=f"the cpu kernel cannot compute this loss: {reason}"),
         ):
             bi_tempered_logistic_loss(x, y, 0.8, 1.2)
+    want = bi_tempered_logistic_loss(logits, target, 0.8, 1.2)
+    torch.testing.assert_close(bi_tempered_logistic_loss(left_behind[0], target, 0.8, 1.2), want)
     with kernels.use("cpu"), pytest.raises(RuntimeError, match="it takes class indices"):
         bi_tempered_binary_logistic_loss(logits, soft, 0.8, 1.2)
     with kernels.use("cpu"), pytest.raises(RuntimeError, match=r"torch\.func transforms"):
