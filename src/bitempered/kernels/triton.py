@@ -947,8 +947,8 @@ _launched: dict[Any, Any] = {}
 def _launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Any:
     """kernel[(programs,)](*arguments, **constants), by a shorter way where the like of it has been launched before.
 
-    Triton binds and inspects every argument of every call, which takes longer than a small kernel runs. Returns how the
-    same kernel is launched on other arguments like these, where that way is open.
+    Triton binds and inspects every argument of every call, which takes longer than a small kernel runs. Returns what
+    launches the same kernel on other arguments like these, and its last arguments, where that way is open.
     """
     if not _DIRECT:
         kernel[(programs,)](*arguments, **constants)
@@ -959,13 +959,14 @@ def _launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: d
         for x in arguments
     ]
     key = (kernel, programs, torch.cuda.current_device(), *kinds, *constants.values())
-    launch = _launched.get(key)
-    if launch is not None:
-        launch(*arguments)
-        return launch
-    compiled = kernel[(programs,)](*arguments, **constants)[programs, 1, 1]
+    found = _launched.get(key)
+    if found is not None:
+        launch, rest = found
+        launch(*arguments, *rest)
+        return found
+    launch = kernel[(programs,)](*arguments, **constants)[programs, 1, 1]
     rest = [constants[name] for name in kernel.arg_names[len(arguments) :]]
-    return _keep(_launched, key, lambda *arguments: compiled(*arguments, *rest))
+    return _keep(_launched, key, (launch, rest))
 
 
 def _keep(cache: dict[Any, Any], key: Any, value: Any) -> Any:
@@ -1008,7 +1009,7 @@ def loss_and_gradient(
             if count is not None:
                 divisor = torch.empty((), dtype=torch.float32, device=logits.device)
                 total = divisor.data_ptr()
-                count(labels, None, total, rest[2], *rest[4:6])
+                count[0](labels, None, total, rest[2], *rest[4:6], *count[1])
             # Addresses, since Triton would ask every tensor for its own.
             launch(x, *strides, into, *into_strides, labels, None, None, 0, losses.data_ptr(), total, *rest)
             return _finish(losses, options[-1] != "none", dtype), made
@@ -1111,9 +1112,10 @@ def _run(
             common |= {"COUNTED": counted, "WITH_STATE": state is not None}
             if _FAST and not geometry["SINGLE"]:
                 common["maxnreg"] = _REGISTERS
-            launch = _launch(_loss, programs, arguments, common)
-            if key is not None and launch is not None and x is logits and labels is target:
-                _keep(_plans, key, (launch, losses.shape, kept, strides, into_strides, arguments[14:], count))
+            found = _launch(_loss, programs, arguments, common)
+            if key is not None and found is not None and x is logits and labels is target:
+                launch, rest = found
+                _keep(_plans, key, (launch, losses.shape, kept, strides, into_strides, (*arguments[14:], *rest), count))
         else:
             y, y_strides = (labels, (0, 0, 0)) if indices else _cube(target, axis)[::3]
             for name in ("SHIFT", "Q", "R", "E"):
