@@ -249,6 +249,23 @@ def test_weights_of_zero_ignored_rows_and_empty_batches():
 
 
 @pytest.mark.usefixtures("by_triton")
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("few", "many"), [(4096, 65536), (8, 65536), (8, 8)])
+def test_a_mean_counts_its_targets_in_each_of_three_ways(monkeypatch, few, many, weighted):
+    monkeypatch.setattr(triton, "_FEW", few)
+    monkeypatch.setattr(triton, "_MANY", many)
+    logits = torch.randn(20, 6, generator=torch.Generator().manual_seed(2))
+    target = torch.arange(20) % 6
+    target[[3, 7, 19]] = 4
+    weight = torch.tensor([0.0, 1.0, 2.0, 0.5, 3.0, 1.5]) if weighted else None
+    for ignored in (4, -100):
+        loss, gradient = run(logits, target, 0.8, 1.2, weight=weight, ignore_index=ignored)
+        want, want_gradient = exact(logits, target, 0.8, 1.2, weight=weight, ignore_index=ignored)
+        torch.testing.assert_close(loss.double(), want, rtol=1e-6, atol=0)
+        torch.testing.assert_close(gradient.double(), want_gradient, rtol=0, atol=1e-7)
+
+
+@pytest.mark.usefixtures("by_triton")
 @pytest.mark.parametrize("function", [tempered_softmax, tempered_log_softmax, log_partition])
 @pytest.mark.parametrize(("shape", "dim", "t"), [((4, 10), 1, 0.5), ((2, 5, 3), 1, 1.2), ((3, 2), 0, 1.0)])
 def test_softmax(function, shape, dim, t):

@@ -167,6 +167,17 @@ def test_more_than_two_to_the_31_logits_at_the_price_of_one_copy():
     assert torch.equal(gradient[-16:], last)
 
 
+def test_classes_that_are_more_than_two_to_the_31_numbers_away():
+    classes, positions = 64, 2**26
+    logits = torch.randn(1, classes, positions, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    target = torch.randint(classes, (1, positions), device="cuda")
+    (gradient,) = torch.autograd.grad(bi_tempered_logistic_loss(logits, target, 0.8, 1.2, reduction="sum"), logits)
+    for few in (slice(0, 64), slice(positions - 64, positions)):
+        part = logits[0, :, few].t().contiguous()
+        _, want = losses_and_gradient(part, target[0, few], 0.8, 1.2)
+        torch.testing.assert_close(gradient[0, :, few].t(), want, rtol=1e-2, atol=1e-6)
+
+
 FUNCTIONS = [tempered_softmax, tempered_log_softmax, log_partition]
 SOFTMAX_T = [0.5, 1.2]
 
@@ -299,6 +310,8 @@ def test_calls_that_resemble_each_other():
     cases = [(logits, labels) for logits in (wide[:, :1000], wide[:, 1:]) for labels in (target[:64], target[::2])]
     cases += [(logits[:32].contiguous(), labels[:32].contiguous()) for logits, labels in cases]
     cases += [(logits.bfloat16(), labels) for logits, labels in cases[:2]]
+    many = torch.randint(10, (70_000,), device="cuda")  # counted by the loss's programs, by one of their own, by torch
+    cases += [(torch.randn(rows, 10, device="cuda"), many[:rows]) for rows in (4096, 5000, 65_536, 70_000)]
     options = [
         {"t1": 0.8, "t2": 1.2},
         {"t1": 0.5, "t2": 4.0},
