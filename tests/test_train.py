@@ -154,8 +154,11 @@ def test_metrics_are_what_they_say(digits):
 
 
 def test_a_run_stops_after_its_steps(digits):
-    metrics = train(replace(TINY, epochs=10, steps=7), [member(digits)], digits, seed=0)
+    training = replace(TINY, epochs=10, steps=7)
+    metrics = train(training, [member(digits)], digits, seed=0)
     assert [row["step"] for row in metrics] == [5, 7]
+    assert training.length(len(digits.train[0])) == 2
+    assert replace(training, steps=None).length(len(digits.train[0])) == 10
 
 
 def test_a_loss_that_is_not_finite_is_null(digits):

@@ -187,7 +187,7 @@ def run_seed(
     train_part, validation, test = ((x[rows], y[rows]) for x, y in (split.train, split.validation, split.test))
     split = Split(train_part, validation, test, split.num_classes)
     members = [Member(c.loss, c.rate, y[rows], y2[rows]) for c, (y, y2) in zip(cells, labels, strict=True)]
-    epochs = recipe.training.epochs
+    epochs = recipe.training.length(len(train_part[0]))
 
     def on_epoch(epoch: int, metrics: Row) -> None:
         mean = sum(metrics["validation"]) / len(cells)

@@ -108,16 +108,15 @@ def reproduce(
         replace(comparison, cells=tuple(cell for cell in chosen if cell.noise == level), seeds=seeds)
         for level, seeds in recipe.more_seeds.items()
     ]
-    total = sum(len(part.seeds) for part in comparisons) * recipe.training.epochs
+    seeds = [len(part.seeds) for part in comparisons]
     rows: list[Row] = []
-    before = 0
-    for part in comparisons:
+    for place, part in enumerate(comparisons):
 
-        def show(done: int, of: int, text: str, before: int = before) -> None:
-            progress(before + done, total, text)
+        def show(done: int, of: int, text: str, place: int = place) -> None:
+            epochs = of // seeds[place]  # of one seed
+            progress(sum(seeds[:place]) * epochs + done, sum(seeds) * epochs, text)
 
         rows += run(part, folder, show, name="table1", device=device, data_dir=data_dir)
-        before += len(part.seeds) * recipe.training.epochs
     wanted = [{name: row[name] for name in (*comparison.setting(chosen[0], 0), "commit")} for row in rows]
     kept = read_rows(folder / "curves.jsonl")
     curves = [row for setting in wanted if (row := find(kept, setting)) is not None]

@@ -66,6 +66,11 @@ class Training:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
+    def length(self, rows: int) -> int:
+        """How many epochs there are of so many training rows, the last one maybe not whole."""
+        per_epoch = rows // min(self.batch_size, rows)
+        return self.epochs if self.steps is None else min(self.epochs, -(-self.steps // per_epoch))
+
     def make_network(self, split: Split) -> Network:
         features, classes = split.train[0], split.num_classes
         if self.network == "mlp":
