@@ -232,9 +232,10 @@ def test_bad_options_get_one_line(options, message, tmp_path):
 # What is committed
 
 
-def test_committed_table_is_what_its_rows_say():
-    folder = PAPER / "table1-mnist"
-    rows, recipe = read_rows(folder / "table1.jsonl"), RECIPES["mnist"]
+@pytest.mark.parametrize("dataset", ["mnist", "cifar100"])
+def test_committed_table_is_what_its_rows_say(dataset):
+    folder = PAPER / f"table1-{dataset}"
+    rows, recipe = read_rows(folder / "table1.jsonl"), RECIPES[dataset]
     assert (folder / "table1.md").read_text() == table1.markdown(recipe, rows)
     line = next(line for line in table1.lines(recipe, rows) if line[0] == "bi-tempered, chosen epoch")
     values = [100 * row["test_chosen"] for row in rows if (row["loss"], row["noise"]) == ("bi-tempered", 0.4)]
@@ -242,12 +243,13 @@ def test_committed_table_is_what_its_rows_say():
     assert len(values) == 3
 
 
-def test_committed_settings_are_the_search_s():
-    folder = PAPER / "table1-mnist"
+@pytest.mark.parametrize(("dataset", "settings"), [("mnist", 12), ("cifar100", 6)])
+def test_committed_settings_are_the_search_s(dataset, settings):
+    folder = PAPER / f"table1-{dataset}"
     rows, searched = read_rows(folder / "table1.jsonl"), read_rows(folder / "search" / "search.jsonl")
     for row in rows:
         found = [s for s in searched if (s["noise"], s["loss"]) == (row["noise"], row["loss"])]
-        assert len(found) == 12
+        assert len(found) == settings
         best = max(found, key=lambda s: s["validation_chosen"])
         assert (best["numbers"], best["learning_rate"]) == (row["numbers"], row["learning_rate"])
         assert str(Loss(row["loss"], tuple(row["numbers"]))) in (folder / "table1.md").read_text()

@@ -139,6 +139,8 @@ def reproduce(
     known = [*FIGURES, "figure2", "figure3", "table1", "table2"]
     if what not in known:
         fail(f"unknown figure or table {what!r}; there is: {', '.join(known)}", 2)
+    if seeds is not None and seeds < 1:
+        fail(f"seeds must be at least 1, got {seeds}", 2)
     if what in ("figure3", "table1"):
         reproduce_table1(what, dataset, quick, resume, seeds, data_dir, device, out)
         return
@@ -209,8 +211,6 @@ def reproduce_table1(
 
     if dataset not in table1.RECIPES:
         fail(f"unknown dataset {dataset!r} of table 1; there is: {', '.join(table1.RECIPES)}", 2)
-    if seeds is not None and seeds < 1:
-        fail(f"seeds must be at least 1, got {seeds}", 2)
     device = choose_device(device)
     recipe = table1.RECIPES[dataset]
     if seeds is not None:
@@ -237,8 +237,6 @@ def reproduce_table2(
 
     if network not in imagenet.RECIPES:
         fail(f"unknown network {network!r} of table 2; there is: {', '.join(imagenet.RECIPES)}", 2)
-    if seeds is not None and seeds < 1:
-        fail(f"seeds must be at least 1, got {seeds}", 2)
     device = choose_device(device)
     recipe = imagenet.RECIPES[network]
     if seeds is not None:

@@ -187,8 +187,8 @@ class _FusedLoss(torch.autograd.Function):
         return kernel.scale_(gradient, g, axis), None, None, None
 
 
-# Without what Function.apply does for the transforms of torch.func, where kernels are not chosen: it takes a quarter of
-# the time of a small loss's forward.
+# Without what Function.apply does for the transforms of torch.func, under which kernels are not chosen: a small loss
+# would spend much of its forward there.
 _apply_fused_loss = super(torch.autograd.Function, _FusedLoss).apply
 
 
