@@ -89,6 +89,18 @@ def test_the_search_takes_the_best_on_noisy_validation_labels(mnist, small, tmp_
         assert (cell.loss.numbers, cell.rate) in chosen
 
 
+def test_a_level_that_is_not_searched_takes_the_nearest_one_s(mnist, small, tmp_path):
+    recipe = replace(small, levels=LEVELS, searched_at=(0.0, 0.2, 0.4))
+    cells = table1.search(recipe, tmp_path / "search", silent, "cpu", mnist)
+    assert len(read_rows(tmp_path / "search" / "search.jsonl")) == 12
+    logistic, tempered = ({cell.noise: (cell.loss, cell.rate) for cell in cells[i::2]} for i in (0, 1))
+    for found in (logistic, tempered):
+        assert list(found) == list(LEVELS)
+        assert found[0.1] == found[0.2]
+        assert found[0.3] == found[0.4] == found[0.5]
+    assert {loss.name for loss, _ in tempered.values()} == {"bi-tempered"}
+
+
 def test_table1_from_the_command_line(mnist, small, tmp_path):
     out = tmp_path / "out"
     command = ["reproduce", "table1", "--quick", "--data-dir", str(mnist), "--out", str(out)]

@@ -29,7 +29,7 @@ TRAINING = {
     "mnist": Training("mnist_cnn", "adadelta", epochs=500),
     "fashion-mnist": Training("mnist_cnn", "adadelta", epochs=500),
     "cifar100": Training(
-        "resnet56", "sgd", epochs=200, steps=50_000, stairs=(0.5, 0.75), warmup=1_000, weight_decay=1e-4, clip=1.0,
+        "resnet56", "sgd", epochs=200, steps=50_000, stairs=(0.5, 0.75), warmup=1_000, weight_decay=5e-4, clip=1.0,
         augment=True,
     ),
 }  # fmt: skip
