@@ -261,9 +261,9 @@ def _step(m, s0, s1, s2, s3, s, KIND: tl.constexpr, FAST: tl.constexpr):
     log_z = _log2(s0, FAST) * LN2 - m
     if KIND == 0:
         return log_z, m
-    ratio, variance = s0 / s1, m
+    ratio, variance = s0 * _inverse(s1, FAST), m
     if KIND > 0:
-        inverse = 1.0 / s0
+        inverse = _inverse(s0, FAST)
         mean = s1 * inverse
         square = mean * mean
         variance = tl.maximum(s2 * inverse - square, 0.0)
@@ -284,9 +284,9 @@ def _moved(w0, w1, w2, b, z, delta, s, KIND: tl.constexpr, FAST: tl.constexpr):
     """A sum of b-th powers of r at m + delta, from that sum at m and those with one and two factors q more."""
     if KIND <= 0:  # at t = 1 r does not depend on m, and below the last step is rounding
         return w0
-    inverse = 1.0 / tl.maximum(w0, 1e-30)
+    inverse = _inverse(tl.maximum(w0, 1e-30), FAST)
     mean = w1 * inverse
-    spread = z / (1.0 + s * z * mean)
+    spread = z * _inverse(1.0 + s * z * mean, FAST)
     variance = w2 * inverse - mean * mean
     power = _exp(b * (delta - _psi(z * mean, s, False, FAST)))
     return w0 * power * (1.0 + 0.5 * b * (b + s) * spread * spread * variance)
@@ -897,7 +897,7 @@ def _tile(classes: int, inner: int, itemsize: int, contiguous: bool, vector: int
         rows, columns, warps = 1, 2 * 4 * 32 * 16 // itemsize, 4
     elif inner * columns <= 4096:  # one program, which then adds up the losses as well
         rows = triton.next_power_of_2(inner)
-        warps = min(8, max(1, rows * columns // 128))
+        warps = min(16, max(1, rows * columns // 128))
     elif columns > 512:
         rows, warps = 1, min(8, columns // 512)
     else:
