@@ -168,6 +168,12 @@ def _power(h, N: tl.constexpr):
 
 
 @triton.jit
+def _extra(log2_r, t1):
+    """r^(1-t1), not infinite where r is 0."""
+    return tl.math.exp2(tl.minimum((1.0 - t1) * log2_r, 126.0))
+
+
+@triton.jit
 def _summands(
     u, d, t1, t2, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, SHIFT: tl.constexpr,
     Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
@@ -179,11 +185,13 @@ def _summands(
     else:
         log2_r, x = _log2_ratio(u, d, s, KIND, NEAR, FAST)
         r = tl.math.exp2(log2_r)
-        re = r if SHIFT == 0 else tl.math.exp2((2.0 - t1) * log2_r)
+        # A product, so that what rounds r is the same in both; above t1 = 1 r may be 0 where its power is not.
+        re = r if SHIFT == 0 else tl.math.exp2((2.0 - t1) * log2_r) if SHIFT == -2 else r * _extra(log2_r, t1)
         if KIND == 0:
             return r, re, r, r, r, r, r, r
         if KIND < 0:
-            rt, both = tl.math.exp2(t2 * log2_r), tl.math.exp2((1.0 + t2 - t1) * log2_r)
+            rt = tl.math.exp2(t2 * log2_r)
+            both = rt * _extra(log2_r, t1)
             out = u * (s * d) < -1.0
             r, rt = tl.where(out, 0.0, r), tl.where(out, 0.0, rt)
             return r, rt, tl.where(out, 0.0, re), tl.where(out, 0.0, both), r, r, r, r
@@ -199,7 +207,7 @@ def _summands(
 def _named(b0, b1, b2, b3, b4, b5, b6, b7, KIND: tl.constexpr, SHIFT: tl.constexpr):
     """The sums S_k of r q^k and T_k of r^(2-t1) q^k, k = 0..3; below t2 = 1 only k = 0, 1 mean anything.
 
-    SHIFT is n where r^(1-t1) = q^n, n = 0 or 1: then T_k = S_(k+n). Otherwise -1.
+    SHIFT is n where r^(1-t1) = q^n, n = 0 or 1: then T_k = S_(k+n). Otherwise -1, above t1 = 1 -2.
     """
     if KIND == 0:
         if SHIFT == 0:
@@ -413,7 +421,7 @@ def _solve(
             # In terms of the maximum, which is above the point of reference by `excess`, m is smaller.
             peak = tl.maximum(tl.maximum(tl.max(highest, 1), label_logit), top)
             excess = peak - top
-            valid = (excess * d <= 20.0) & (tl.abs(s) * excess * d <= 0.5)
+            valid = (excess * d <= 8.0) & (tl.abs(s) * excess * d <= 0.5)
             better = tl.where(valid, m + delta, m)
             shift = excess * _decay(better, s)
             below = s * shift < 0.9
@@ -459,8 +467,7 @@ def _gradients(
             return _power(h, R + Q) * (c1 * _power(h, E - R) + c2)
         return _power(h, E + Q) * (c1 + c2 * _power(h, R - E))
     log2_r, _ = _log2_ratio(u, d, s, KIND, NEAR, FAST)
-    both, t2_only = _grown(log2_r, s + (1.0 - t1), NEAR), _grown(log2_r, s, NEAR)
-    grad = c1 * tl.math.exp2(both) + c2 * tl.math.exp2(t2_only)
+    grad = tl.math.exp2(_grown(log2_r, s, NEAR)) * (c1 * _extra(log2_r, t1) + c2)
     if KIND < 0:
         grad = tl.where(u * (s * d) < -1.0, 0.0, grad)
     return grad
@@ -878,7 +885,7 @@ def _temperatures(t1: float, t2: float) -> dict[str, Any]:
     """What the kernels know of the temperatures when they are compiled (see `_summands` and `_named`)."""
     s = t2 - 1
     kind = (s > 0) - (s < 0)
-    shift = 0 if t1 == 1 else 1 if kind > 0 and math.isclose(1 - t1, s, rel_tol=1e-9) else -1
+    shift = 0 if t1 == 1 else -2 if t1 > 1 else 1 if kind > 0 and math.isclose(1 - t1, s, rel_tol=1e-9) else -1
     for q in range(1, 13) if s >= _NEAR else ():
         r, e = q / s, q * (2 - t1) / s
         if max(r, e) + q < 64 and all(math.isclose(n, round(n), rel_tol=1e-9) for n in (r, e)):
