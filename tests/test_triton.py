@@ -105,6 +105,18 @@ def test_loss_and_gradient_of_rows_in_chunks(t1, t2):
     check(logits, target, t1, t2)
 
 
+@pytest.mark.usefixtures("by_triton", "chunks")
+@pytest.mark.parametrize(("t1", "t2"), [(0.5, 1.0), (0.8, 1.0), (0.8, 1.05)])
+def test_two_classes_above_the_sample_share_the_mass(t1, t2):
+    """Then powers of their probabilities cancel to a thirtieth."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 0.3 * torch.randn(48, 256, generator=generator) - 40
+    logits[:, 130] = 0.0  # the largest where the sample is taken
+    logits[:, 5] = torch.linspace(3.0, 8.0, 48)
+    logits[:, 6] = logits[:, 5] - 2.2
+    check(logits, torch.full((48,), 200), t1, t2)
+
+
 def check_digits(logits, label, t1, t2, tolerance=1e-5):
     """Of one row, against mpmath: in float64 core has lost the gradient of a class with nearly all of the mass."""
     _, gradient = run(logits, torch.tensor([label]), t1, t2)
@@ -582,6 +594,7 @@ def test_a_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, rows,
 
     monkeypatch.setattr(triton, "_like", lambda x, axis: buffers.setdefault("like", torch.zeros_like(x)))
     monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch, "empty_like", lambda x: buffers[x.shape])
     options = (0.8, 1.2, 1, 0.0, -100, reduction)
     for _ in range(3):
         triton.loss_and_gradient(logits, target, None, options, torch.float32)

@@ -1010,8 +1010,8 @@ def loss_and_gradient(
             key = (options, dtype, device, logits.dtype, logits.shape, logits.stride(), target.dtype, target.stride())
         plan = _plans.get(key)  # of None there is none
         if plan is not None:
-            launch, size, kept, strides, into_strides, rest, count = plan
-            losses = torch.empty(size, dtype=kept, device=logits.device)
+            launch, pattern, strides, into_strides, rest, count = plan
+            losses = torch.empty_like(pattern)
             total = None
             if count is not None:
                 divisor = torch.empty((), dtype=torch.float32, device=logits.device)
@@ -1122,7 +1122,8 @@ def _run(
             found = _launch(_loss, programs, arguments, common)
             if key is not None and found is not None and x is logits and labels is target:
                 launch, rest = found
-                _keep(_plans, key, (launch, losses.shape, kept, strides, into_strides, (*arguments[14:], *rest), count))
+                pattern = losses.new_empty(()).expand(losses.shape)  # shaped like the losses, but in no memory
+                _keep(_plans, key, (launch, pattern, strides, into_strides, (*arguments[14:], *rest), count))
         else:
             y, y_strides = (labels, (0, 0, 0)) if indices else _cube(target, axis)[::3]
             for name in ("SHIFT", "Q", "R", "E"):

@@ -175,9 +175,8 @@ def class_loss(
 ) -> Tensor:
     """`bi_tempered_logistic_loss`, in `dtype` if one is given."""
     target, options = _options(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing)
-    t1, t2, axis, label_smoothing, *_ = options
     dtype = dtype or result_dtype(logits)
-    kernel = kernels.choose(logits, target, axis)
+    kernel = kernels.choose(logits, target, options[2])
     if kernel == "triton":
         return fused_loss(kernel, logits, target, weight, options, dtype)
     if kernel == "cpu":
@@ -185,6 +184,7 @@ def class_loss(
             return fused_loss(kernel, logits, target, weight, options, dtype)
         except IndexError:  # the kernel looks at the indices itself; what is wrong with them is said below
             pass
+    t1, t2, axis, label_smoothing, *_ = options
     _check_target_values(target, logits.shape[axis], axis, ignore_index)
     losses = loss_per_example(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
     return reduce_classes(losses, target, weight, ignore_index, reduction).to(dtype)
@@ -211,10 +211,12 @@ def _options(
     key: Any = None
     if not torch.compiler.is_compiling():
         try:
-            kinds = [(x.shape, x.dtype, x.device) for x in (logits, target)]
             of_weight = None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad)
-            given = (t1, t2, ignore_index, reduction, label_smoothing)
-            key = (*kinds, of_weight, *given, *map(type, given))  # 1.0 equals 1, and may not be allowed
+            key = (
+                logits.shape, logits.dtype, logits.device, target.shape, target.dtype, target.device, of_weight,
+                t1, t2, ignore_index, reduction, label_smoothing,
+                type(t1), type(t2), type(ignore_index), type(label_smoothing),  # 1.0 equals 1, and may not be allowed
+            )  # fmt: skip
             found = _known.get(key)
             if found is not None:
                 return _as_target(target), found
@@ -355,6 +357,8 @@ def _softmax(logits: Tensor, t: float, dim: int, what: str) -> Tensor:
 
 
 def result_dtype(logits: Tensor) -> torch.dtype:
+    if logits.dtype == torch.float32:  # under autocast as well
+        return logits.dtype
     kind = "cuda" if logits.is_cuda else logits.device.type  # the name of a device takes as long as all the rest
     if kind != "meta" and torch.is_autocast_enabled(kind):  # torch knows no autocast for meta tensors, and says so
         return compute_dtype(logits.dtype)
