@@ -596,10 +596,13 @@ def test_a_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, rows,
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(torch, "empty_like", lambda x: buffers[x.shape])
     options = (0.8, 1.2, 1, 0.0, -100, reduction)
-    for _ in range(3):
-        triton.loss_and_gradient(logits, target, None, options, torch.float32)
-    assert len(launches) == 3
-    assert launches == launches[:1] * 3
-    assert len(counts) == (3 if reduction == "mean" and rows > 4096 else 0)
-    assert counts == counts[:1] * len(counts)
-    assert len(triton._plans) == 1
+    for kernel in (triton.loss_and_gradient, triton.loss):
+        launches.clear()
+        counts.clear()
+        for _ in range(3):
+            kernel(logits, target, None, options, torch.float32)
+        assert len(launches) == 3
+        assert launches == launches[:1] * 3
+        assert len(counts) == (3 if reduction == "mean" and rows > 4096 else 0)
+        assert counts == counts[:1] * len(counts)
+    assert len(triton._plans) == 2

@@ -991,23 +991,38 @@ def _on(x: Tensor) -> AbstractContextManager[Any]:
 
 def loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
     """The loss in `dtype`. The options are t1, t2, the class axis, label_smoothing, ignore_index and reduction."""
-    return _run(logits, target, weight, options, dtype, None, None)
-
-
-_plans: dict[Any, Any] = {}
+    return _planned(logits, target, weight, options, dtype, None)
 
 
 def loss_and_gradient(
     logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     made = _like(logits, options[2])
-    x, into, labels = logits.data_ptr(), made.data_ptr(), target.data_ptr()
+    return _planned(logits, target, weight, options, dtype, made), made
+
+
+_plans: dict[Any, Any] = {}
+
+
+def _planned(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: tuple[Any, ...],
+    dtype: torch.dtype,
+    gradient: Tensor | None,
+) -> Tensor:
+    """`_run` where the like of it has run before, since of small batches the launch is what takes the time."""
+    x, labels = logits.data_ptr(), target.data_ptr()
+    into = x if gradient is None else gradient.data_ptr()
     key: Any = None
     if _DIRECT and weight is None and (x | into | labels) % 16 == 0:
         device = logits.get_device()
-        # A training step is like the one before it, and of small batches the launch is what takes the time.
         if device == torch.cuda.current_device():
-            key = (options, dtype, device, logits.dtype, logits.shape, logits.stride(), target.dtype, target.stride())
+            key = (
+                options, dtype, device, logits.dtype, logits.shape, logits.stride(), target.dtype, target.stride(),
+                gradient is None,
+            )  # fmt: skip
         plan = _plans.get(key)  # of None there is none
         if plan is not None:
             launch, pattern, strides, into_strides, rest, count = plan
@@ -1019,8 +1034,8 @@ def loss_and_gradient(
                 count[0](labels, None, total, rest[2], *rest[4:6], *count[1])
             # Addresses, since Triton would ask every tensor for its own.
             launch(x, *strides, into, *into_strides, labels, None, None, 0, losses.data_ptr(), total, *rest)
-            return _finish(losses, options[-1] != "none", dtype), made
-    return _run(logits, target, weight, options, dtype, made, None, key=key), made
+            return _finish(losses, options[-1] != "none", dtype)
+    return _run(logits, target, weight, options, dtype, gradient, None, key=key)
 
 
 def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...]) -> Tensor:
