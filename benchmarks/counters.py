@@ -8,6 +8,7 @@ temperatures, with versions) and the table benchmarks/counters.md.
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,13 +38,14 @@ METRICS = {  # by the heading of its column
     "waiting for memory": "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio",
     "waiting for a pipe": "smsp__average_warps_issue_stalled_math_pipe_throttle_per_issue_active.ratio",
 }
-UNITS = {"us": 1.0, "ms": 1e3, "Gbyte": 1.0, "Mbyte": 1e-3}  # to those of the headings
+UNITS = {"us": 1.0, "ms": 1e3, "Gbyte": 1.0, "Mbyte": 1e-3, "%": 1.0, "register/thread": 1.0, "inst": 1.0}
 
 Row = dict[str, Any]
 
 
 def launch() -> None:
     """One loss and gradient of every kind, in the order of `cases`."""
+    torch.manual_seed(0)
     print("origin", json.dumps({**provenance("cuda"), "date": today()}))
     for dtype, pair in cases():
         logits = torch.randn(ROWS, CLASSES, device="cuda", dtype=DTYPES[dtype]).requires_grad_()
@@ -61,7 +63,7 @@ def read(output: str) -> list[Row]:
     origin = re.search(r"^origin (.*)$", output, re.MULTILINE)
     values = {
         heading: [
-            float(value.replace(",", "")) * UNITS.get(unit, 1.0)
+            float(value.replace(",", "")) * UNITS[unit]
             for unit, value in re.findall(rf"^ *{re.escape(metric)} +(\S+) +([\d.,]+)$", output, re.MULTILINE)
         ]
         for heading, metric in METRICS.items()
@@ -100,6 +102,8 @@ def main() -> None:
     if sys.argv[1:] == ["launch"]:
         launch()
         return
+    if shutil.which("ncu") is None:
+        raise SystemExit("counters.py needs NVIDIA's Nsight Compute: there is no ncu on the path")
     command = ["ncu", "--clock-control", "none", "--kernel-name", "_loss", "--metrics", ",".join(METRICS.values())]
     done = subprocess.run([*command, sys.executable, __file__, "launch"], capture_output=True, text=True)
     rows = read(done.stdout + done.stderr)

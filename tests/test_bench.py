@@ -1,7 +1,10 @@
 """`bitempered bench`: what it writes is what it measured, and its errors are those against float64."""
 
+import importlib.util
+import json
 import math
 import statistics
+from pathlib import Path
 
 import pytest
 
@@ -161,3 +164,28 @@ def test_unknown_device(device, tmp_path):
     done = typer_testing.CliRunner().invoke(app, ["bench", "--device", device, "--out", str(tmp_path)])
     assert done.exit_code == 2
     assert f"--device must be cpu or cuda, got '{device}'" in done.output
+
+
+def test_committed_counters_are_what_their_rows_say():
+    folder = Path(__file__).parents[1] / "benchmarks"
+    specification = importlib.util.spec_from_file_location("counters", folder / "counters.py")
+    counters = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(counters)
+    rows = read_rows(folder / "counters.jsonl")
+    assert (folder / "counters.md").read_text() == counters.page(rows)
+    # As ncu prints them, with a time of the first in milliseconds.
+    made = {name: rows[0][name] for name in ("commit", "device", "bitempered", "torch", "date")}
+    printed = f"origin {json.dumps(made)}\n"
+    for i, row in enumerate(rows):
+        for heading, metric in counters.METRICS.items():
+            unit = {"µs": "us", "GB moved": "Gbyte", "registers": "register/thread"}.get(heading, "%")
+            value = row[heading]
+            if (i, unit) == (0, "us"):
+                unit, value = "ms", value / 1000
+            printed += f"    {metric}   {unit}   {value:,.6f}\n"
+    read = counters.read(printed)
+    assert len(read) == len(rows) == 4
+    for got, row in zip(read, rows, strict=True):
+        assert got == pytest.approx(row)
+    with pytest.raises(SystemExit, match="ncu gave no counters"):
+        counters.read(printed.replace("dram__bytes.sum", ""))

@@ -106,15 +106,14 @@ def test_loss_and_gradient_of_rows_in_chunks(t1, t2):
 
 
 @pytest.mark.usefixtures("by_triton", "chunks")
-@pytest.mark.parametrize(("t1", "t2"), [(0.5, 1.0), (0.8, 1.0), (0.8, 1.05)])
-def test_two_classes_above_the_sample_share_the_mass(t1, t2):
+def test_two_classes_above_the_sample_share_the_mass():
     """Then powers of their probabilities cancel to a thirtieth."""
     generator = torch.Generator().manual_seed(0)
     logits = 0.3 * torch.randn(48, 256, generator=generator) - 40
     logits[:, 130] = 0.0  # the largest where the sample is taken
     logits[:, 5] = torch.linspace(3.0, 8.0, 48)
     logits[:, 6] = logits[:, 5] - 2.2
-    check(logits, torch.full((48,), 200), t1, t2)
+    check(logits, torch.full((48,), 200), 0.8, 1.0)
 
 
 def check_digits(logits, label, t1, t2, tolerance=1e-5):
@@ -243,6 +242,19 @@ def test_at_the_edge_of_the_support(t, gap):
     logits, target = torch.tensor([[gap, 0.0]]), torch.tensor([1])
     _, gradient = run(logits, target, t, t)
     torch.testing.assert_close(gradient.double(), exact(logits, target, t, t)[1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("by_triton")
+@pytest.mark.parametrize(("t1", "t2"), [(1.0, 1.0), (0.8, 1.0), (1.05, 1.05), (1.3, 1.37)])
+@pytest.mark.parametrize("masked", [-torch.inf, -6e4])
+@pytest.mark.parametrize(("dtype", "weight", "g"), [(torch.float32, 512.0, 1.0), (torch.float16, 1.0, 1024.0)])
+def test_masked_classes_have_no_gradient_under_a_large_factor(t1, t2, masked, dtype, weight, g):
+    logits, target = torch.tensor([[9.0, 0.0, masked, 1.0, 2.0]], dtype=dtype), torch.tensor([1])
+    options = {"weight": torch.full((5,), weight), "reduction": "sum"}
+    _, gradient = run(logits, target, t1, t2, torch.tensor(g, dtype=dtype), **options)
+    _, want = exact(logits, target, t1, t2, torch.tensor(g), **options)
+    assert gradient[0, 2] == 0 or masked > -torch.inf
+    assert (gradient - want).norm() <= (1e-5 if dtype == torch.float32 else 1e-3) * want.norm()
 
 
 @pytest.mark.usefixtures("by_triton")
@@ -594,7 +606,13 @@ def test_a_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, rows,
 
     monkeypatch.setattr(triton, "_like", lambda x, axis: buffers.setdefault("like", torch.zeros_like(x)))
     monkeypatch.setattr(torch, "empty", empty)
-    monkeypatch.setattr(torch, "empty_like", lambda x: buffers[x.shape])
+
+    def empty_like(pattern):
+        assert pattern.untyped_storage().size() == 0
+        assert pattern.dtype == buffers[pattern.shape].dtype
+        return buffers[pattern.shape]
+
+    monkeypatch.setattr(torch, "empty_like", empty_like)
     options = (0.8, 1.2, 1, 0.0, -100, reduction)
     for kernel in (triton.loss_and_gradient, triton.loss):
         launches.clear()

@@ -20,6 +20,7 @@ from bitempered.torch import (
 T1 = [0.0, 0.5, 0.8, 1.0]
 T2 = [0.0, 0.5, 1 - 1e-6, 1.0, 1 + 1e-6, 1.05, 1.2, 2.0, 4.0]
 PAIRS = [(t1, t2) for t1, t2 in itertools.product(T1, T2) if t1 <= t2]
+PAIRS += [(1.05, 1.05), (1.3, 1.37), (1.9, 1.95)]  # above t1 = 1 some powers are computed otherwise
 CLASSES = [2, 10, 1000, 32000, 128256]  # smallest, MNIST, ImageNet, vocabularies: up to 8,192 in registers
 
 
@@ -316,6 +317,7 @@ def test_calls_that_resemble_each_other():
         {"t1": 0.8, "t2": 1.2},
         {"t1": 0.5, "t2": 4.0},
         {"t1": 0.8, "t2": 1.2, "reduction": "sum"},
+        {"t1": 0.8, "t2": 1.2, "reduction": "none"},
         {"t1": 0.8, "t2": 1.2, "ignore_index": 3},
     ]
     for (logits, labels), given in itertools.product(cases, options):
@@ -325,7 +327,9 @@ def test_calls_that_resemble_each_other():
                 leaf = x.requires_grad_()
                 with kernels.use(name):
                     loss = bi_tempered_logistic_loss(leaf, labels, **given)
-                results.append((loss.detach().double(), torch.autograd.grad(loss, leaf)[0].double()))
+                    with torch.no_grad():
+                        torch.testing.assert_close(bi_tempered_logistic_loss(leaf, labels, **given), loss.detach())
+                results.append((loss.detach().double(), torch.autograd.grad(loss.sum(), leaf)[0].double()))
             (loss, gradient), (want, exact) = results
             rounding = 1e-2 if logits.dtype == torch.bfloat16 else 1e-5
             torch.testing.assert_close(loss, want, rtol=rounding, atol=0)

@@ -95,8 +95,8 @@ def quick(recipe: Table1) -> Table1:
     training = replace(recipe.training, epochs=2, steps=None, stairs=(), warmup=0)
     few: dict[str, Settings] = {name: (found[len(found) // 2],) for name, found in recipe.searched.items()}
     return replace(
-        recipe, training=training, search=replace(training, epochs=1), searched=few, levels=(0.0, 0.4),
-        searched_at=(0.0, 0.4), seeds=(0,), more_seeds={}, rows=2_560,
+        recipe, training=training, search=replace(training, epochs=1), searched=few, levels=(0.0, 0.4), seeds=(0,),
+        more_seeds={}, rows=2_560,
     )  # fmt: skip
 
 
@@ -132,15 +132,18 @@ def search(recipe: Table1, folder: Path, progress: Progress, device: str, data_d
     """Train every setting on the shortened schedule and return the best of each loss for each level."""
     folder.mkdir(parents=True, exist_ok=True)
     best: dict[float, list[Cell]] = {}
-    total = len(recipe.searched_at) * recipe.search.epochs
-    for place, at in enumerate(recipe.searched_at):  # one fleet for each
+    nearest = {
+        level: min(recipe.searched_at, key=lambda at: (round(abs(at - level), 9), -at)) for level in recipe.levels
+    }
+    searched = list(dict.fromkeys(nearest.values()))
+    for place, at in enumerate(searched):  # one fleet for each
         best[at] = [Cell(loss, at, rate) for found in recipe.searched.values() for loss, rate in found]
         if len(best[at]) == len(recipe.searched):
             continue
         comparison = Comparison(recipe.dataset, recipe.search, tuple(best[at]), (SEARCH_SEED,), rows=recipe.rows)
 
         def show(done: int, of: int, text: str, before: int = place * recipe.search.epochs) -> None:
-            progress(before + done, total, f"search, noise {at:.0%}: {text}")  # noqa: B023
+            progress(before + done, len(searched) * recipe.search.epochs, f"search, noise {at:.0%}: {text}")  # noqa: B023
 
         rows = run(comparison, folder, show, name="search", device=device, data_dir=data_dir)
         winners = [
@@ -148,7 +151,6 @@ def search(recipe: Table1, folder: Path, progress: Progress, device: str, data_d
             for name in recipe.searched
         ]
         best[at] = [Cell(Loss(row["loss"], tuple(row["numbers"])), at, row["learning_rate"]) for row in winners]
-    nearest = {level: min(best, key=lambda at: (round(abs(at - level), 9), -at)) for level in recipe.levels}
     return tuple(replace(cell, noise=level) for level, at in nearest.items() for cell in best[at])
 
 
@@ -219,7 +221,7 @@ def markdown(recipe: Table1, rows: list[Row]) -> str:
     where = "Of each loss and level"
     if set(recipe.levels) - set(recipe.searched_at):
         levels = ", ".join(f"{at:.0%}" for at in recipe.searched_at)
-        where = f"Of each loss at {levels} noise (other levels take the nearest one's)"
+        where = f"Of each loss at {levels} noise (other levels take the nearest one's, of two the higher one's)"
     return f"""# Table 1, {recipe.dataset}
 
 Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}. The chosen epoch is the

@@ -169,7 +169,7 @@ def _power(h, N: tl.constexpr):
 
 @triton.jit
 def _extra(log2_r, t1):
-    """r^(1-t1), not infinite where r is 0."""
+    """r^(1-t1), but finite where r is 0."""
     return tl.math.exp2(tl.minimum((1.0 - t1) * log2_r, 126.0))
 
 
@@ -467,7 +467,8 @@ def _gradients(
             return _power(h, R + Q) * (c1 * _power(h, E - R) + c2)
         return _power(h, E + Q) * (c1 + c2 * _power(h, R - E))
     log2_r, _ = _log2_ratio(u, d, s, KIND, NEAR, FAST)
-    grad = tl.math.exp2(_grown(log2_r, s, NEAR)) * (c1 * _extra(log2_r, t1) + c2)
+    power = tl.math.exp2(_grown(log2_r, s, NEAR))
+    grad = power * tl.where(power == 0.0, c2, c1 * _extra(log2_r, t1) + c2)  # where it is 0, a large c1 made NaN
     if KIND < 0:
         grad = tl.where(u * (s * d) < -1.0, 0.0, grad)
     return grad
@@ -1137,7 +1138,8 @@ def _run(
             found = _launch(_loss, programs, arguments, common)
             if key is not None and found is not None and x is logits and labels is target:
                 launch, rest = found
-                pattern = losses.new_empty(()).expand(losses.shape)  # shaped like the losses, but in no memory
+                pattern = losses.new_empty(()).expand(losses.shape)
+                pattern.untyped_storage().resize_(0)  # a shape, dtype and device, but no memory of a graph's pool
                 _keep(_plans, key, (launch, pattern, strides, into_strides, (*arguments[14:], *rest), count))
         else:
             y, y_strides = (labels, (0, 0, 0)) if indices else _cube(target, axis)[::3]
