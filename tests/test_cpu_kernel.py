@@ -48,7 +48,7 @@ def exact(logits, target, t1, t2, g=None, *, weight=None, **options):
     return run(logits.double(), target, t1, t2, g, weight=None if weight is None else weight.double(), **options)
 
 
-def agree(got, want, *, cancelled=0.0):
+def assert_agree(got, want, *, cancelled=0.0):
     """The bars: 2e-6 of max(1, loss), and 1e-5 of the norm of each row of the gradient.
 
     Below a norm of 1e-9 core in float64 is no better. `cancelled` allows for rows whose gradient is a difference of
@@ -70,7 +70,7 @@ def agree(got, want, *, cancelled=0.0):
 def test_loss_and_gradient(classes, std):
     logits, target = make({2: 64, 10: 64, 1000: 12, 32000: 2}[classes], classes, std, seed=classes)
     for t1, t2 in PAIRS:
-        agree(run(logits, target, t1, t2, reduction="none"), exact(logits, target, t1, t2, reduction="none"))
+        assert_agree(run(logits, target, t1, t2, reduction="none"), exact(logits, target, t1, t2, reduction="none"))
 
 
 @pytest.mark.parametrize("t1_t2", [(0.0, 0.0), (0.5, 0.8), (0.8, 1.2), (0.5, 4.0)], ids=str)
@@ -80,7 +80,7 @@ def test_many_rows_of_few_classes(t1_t2):
         logits, target = make(20000, classes, std)
         want = exact(logits, target, *t1_t2, reduction="none")
         # Of two classes none is near a tie that the label is not part of.
-        agree(run(logits, target, *t1_t2, reduction="none"), want, cancelled=1e-7 if classes > 2 else 0.0)
+        assert_agree(run(logits, target, *t1_t2, reduction="none"), want, cancelled=1e-7 if classes > 2 else 0.0)
 
 
 # What a search over 3,000 seeds found: where Halley's method alone runs in circles (736, 208), and where its estimate
@@ -102,7 +102,7 @@ def test_logits_that_are_hard_to_normalise(t, seed, classes):
     target = torch.randint(classes, (rows,), generator=generator)
     t1 = min(t, 0.5)
     want = exact(logits, target, t1, t, reduction="none")
-    agree(run(logits, target, t1, t, reduction="none"), want, cancelled=1e-7)
+    assert_agree(run(logits, target, t1, t, reduction="none"), want, cancelled=1e-7)
 
 
 @pytest.mark.parametrize(("t1", "t2"), FEW_PAIRS)
@@ -150,7 +150,7 @@ def test_every_number_of_rows_and_the_last_column(classes):
         assert got[0].shape == (rows,)
         assert got[1].shape == (rows, classes)
         if rows:
-            agree(got, want)
+            assert_agree(got, want)
 
 
 def test_memory_layouts_and_dtypes():
@@ -195,7 +195,7 @@ def test_masked_classes_and_what_has_no_answer(t1, t2, smoothing):
         options = {"label_smoothing": smoothing, "reduction": "none"}
         got, want = run(logits, target, t1, t2, **options), exact(logits, target, t1, t2, **options)
         kept = torch.arange(9) != 6  # there float64 knows a gap
-        agree((got[0][kept], got[1][kept]), (want[0][kept], want[1][kept]), cancelled=2e-7)
+        assert_agree((got[0][kept], got[1][kept]), (want[0][kept], want[1][kept]), cancelled=2e-7)
         assert got[0].isnan().tolist() == [False] * 3 + [True] * 3 + [False] * 3
         assert got[1].isfinite().all(1).tolist() == [True] * 3 + [False] * 3 + [True] * 3
         assert got[0][8] == 0
@@ -208,7 +208,7 @@ def test_a_masked_class_without_weight_counts_nothing(smoothing):
     weight, target = torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0])
     got = run(logits, target, 1.0, 1.2, weight=weight, label_smoothing=smoothing, reduction="none")
     assert got[0].isfinite()
-    agree(got, exact(logits, target, 1.0, 1.2, weight=weight, label_smoothing=smoothing, reduction="none"))
+    assert_agree(got, exact(logits, target, 1.0, 1.2, weight=weight, label_smoothing=smoothing, reduction="none"))
 
 
 @pytest.mark.parametrize(("t", "gap"), [(0.0, 1.0), (0.5, 2.0), (0.75, 4.0)])  # gaps of 1 / (1 - t)
@@ -217,7 +217,7 @@ def test_at_the_edge_of_the_support_the_derivative_is_the_one_from_inside(t, gap
     for smoothing in (0.0, 0.25):
         for t1 in (0.0, t):
             options = {"label_smoothing": smoothing, "reduction": "none"}
-            agree(run(logits, target, t1, t, **options), exact(logits, target, t1, t, **options))
+            assert_agree(run(logits, target, t1, t, **options), exact(logits, target, t1, t, **options))
 
 
 @pytest.mark.parametrize("classes", [10, 1000])
@@ -393,7 +393,9 @@ def test_without_vector_instructions(monkeypatch, tmp_path):
             logits, target = make(13, classes, std)
             for t1, t2 in FEW_PAIRS:
                 options = {"label_smoothing": 0.1, "reduction": "none"}
-                agree(run(logits, target, t1, t2, **options), exact(logits, target, t1, t2, **options), cancelled=3e-7)
+                assert_agree(
+                    run(logits, target, t1, t2, **options), exact(logits, target, t1, t2, **options), cancelled=3e-7
+                )
     finally:
         cpu.library.cache_clear()
 

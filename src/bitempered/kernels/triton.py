@@ -168,12 +168,6 @@ def _power(h, N: tl.constexpr):
 
 
 @triton.jit
-def _extra(log2_r, t1):
-    """r^(1-t1), but finite where r is 0."""
-    return tl.math.exp2(tl.minimum((1.0 - t1) * log2_r, 126.0))
-
-
-@triton.jit
 def _summands(
     u, d, t1, t2, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, SHIFT: tl.constexpr,
     Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
@@ -186,12 +180,13 @@ def _summands(
         log2_r, x = _log2_ratio(u, d, s, KIND, NEAR, FAST)
         r = tl.math.exp2(log2_r)
         # A product, so that what rounds r is the same in both; above t1 = 1 r may be 0 where its power is not.
-        re = r if SHIFT == 0 else tl.math.exp2((2.0 - t1) * log2_r) if SHIFT == -2 else r * _extra(log2_r, t1)
+        extra = tl.math.exp2((1.0 - t1) * log2_r)
+        re = r if SHIFT == 0 else tl.math.exp2((2.0 - t1) * log2_r) if SHIFT == -2 else r * extra
         if KIND == 0:
             return r, re, r, r, r, r, r, r
         if KIND < 0:
             rt = tl.math.exp2(t2 * log2_r)
-            both = rt * _extra(log2_r, t1)
+            both = rt * extra
             out = u * (s * d) < -1.0
             r, rt = tl.where(out, 0.0, r), tl.where(out, 0.0, rt)
             return r, rt, tl.where(out, 0.0, re), tl.where(out, 0.0, both), r, r, r, r
@@ -468,7 +463,8 @@ def _gradients(
         return _power(h, E + Q) * (c1 + c2 * _power(h, R - E))
     log2_r, _ = _log2_ratio(u, d, s, KIND, NEAR, FAST)
     power = tl.math.exp2(_grown(log2_r, s, NEAR))
-    grad = power * tl.where(power == 0.0, c2, c1 * _extra(log2_r, t1) + c2)  # where it is 0, a large c1 made NaN
+    # Where the power is 0, r^(1-t1) is 0, infinite or, at t1 = 1, NaN.
+    grad = power * tl.where(power == 0.0, c2, c1 * tl.math.exp2((1.0 - t1) * log2_r) + c2)
     if KIND < 0:
         grad = tl.where(u * (s * d) < -1.0, 0.0, grad)
     return grad
