@@ -898,7 +898,9 @@ def _tile(classes: int, inner: int, itemsize: int, contiguous: bool, vector: int
     if not contiguous:  # then neighbouring rows are loaded together
         rows, columns, warps = min(32, triton.next_power_of_2(inner)), min(columns, 32), 4
     elif columns > 8192:
-        rows, columns, warps = 1, 2 * 4 * 32 * 16 // itemsize, 4
+        # A row is read twice: the fewer rows are under way at once, the more of them is still in the L2 cache.
+        rows, warps = 1, 4 if itemsize == 2 else 8
+        columns = 2 * warps * 32 * 16 // itemsize
     elif inner * columns <= 4096:  # one program, which then adds up the losses as well
         rows = triton.next_power_of_2(inner)
         warps = min(16, max(1, rows * columns // 128))
