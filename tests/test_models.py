@@ -142,11 +142,14 @@ def test_resnet_is_residual():
         torch.testing.assert_close(logits[member], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_resnet56_has_56_layers_and_their_weights():
-    weights = models.resnet56(100).initial(random())
-    # 9 blocks of 16; one that doubles and 8 more, twice; every convolution 3 x 3 with biases.
-    sizes = 18 * [(16, 16)] + [(16, 32)] + 17 * [(32, 32)] + [(32, 64)] + 17 * [(64, 64)]
+@pytest.mark.parametrize(("width", "millions"), [(16, 0.86), (64, 13.6)])
+def test_resnet56_has_56_layers_and_their_weights(width, millions):
+    weights = models.resnet56(100, width=width).initial(random())
+    # 9 blocks of one width; one that doubles it and 8 more, twice; every convolution 3 x 3 with biases.
+    a, b, c = width, 2 * width, 4 * width
+    sizes = 18 * [(a, a)] + [(a, b)] + 17 * [(b, b)] + [(b, c)] + 17 * [(c, c)]
     assert 1 + len(sizes) + 1 == 56
+    assert sum(tensor.numel() for tensor in weights.values()) == pytest.approx(1e6 * millions, rel=0.01)
     assert len(weights["blocks"]) == sum(9 * inputs * outputs + outputs for inputs, outputs in sizes)
 
 
@@ -206,11 +209,12 @@ def test_relu_and_pooling():
     assert_same(fused.relu_pool, models.relu_pool, (leaf(2, 3, 4, 6, 8),))
 
 
-def test_residual_blocks():
-    channels = (16, 16, 32)
+@pytest.mark.parametrize("channels", [(16, 16, 32), (64, 128), (128, 256)])
+def test_residual_blocks(channels):
     size = sum(fused.block_size(inputs, outputs) for inputs, outputs in pairwise(channels))
-    x = leaf(2, 2, 6, 6, 16).detach().relu().requires_grad_()
-    assert_same(fused.trunk, models.trunk, (x, leaf(2, size, scale=0.1), channels), mask_of=x)
+    x = leaf(2, 2, 6, 6, channels[0]).detach().relu().requires_grad_()
+    weights = leaf(2, size, scale=0.4 / channels[0] ** 0.5)
+    assert_same(fused.trunk, models.trunk, (x, weights, channels), mask_of=x)
 
 
 # ImageNet

@@ -72,6 +72,7 @@ def test_training_is_the_paper_s():
     # Enough epochs for all steps with the 45,000 images that are left for training.
     assert cifar.epochs * (45_000 // 128) >= cifar.steps
     assert RECIPES["mnist"].levels == RECIPES["cifar100"].levels == LEVELS
+    assert RECIPES["cifar100-wide"].training == replace(cifar, network="resnet56-wide")
 
 
 def test_the_search_takes_the_best_on_noisy_validation_labels(mnist, small, tmp_path):
@@ -228,7 +229,7 @@ def test_a_stopped_table_goes_on_only_when_told_to(mnist, small, tmp_path, monke
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dataset", "digits"], "unknown dataset 'digits' of table 1; there is: mnist, cifar100"),
+        (["--dataset", "digits"], "unknown dataset 'digits' of table 1; there is: mnist, cifar100, cifar100-wide"),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
         (["--device", "abacus"], "--device must be cpu or cuda"),
     ],

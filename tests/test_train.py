@@ -316,6 +316,6 @@ def test_bad_settings_are_refused(change, message):
 
 
 def test_a_network_that_is_not_there_is_refused(digits):
-    with pytest.raises(ValueError, match="unknown network 'vgg'; there is: mlp, mnist_cnn, resnet56"):
+    with pytest.raises(ValueError, match="unknown network 'vgg'; there is: mlp, mnist_cnn, resnet56, resnet56-wide"):
         train(replace(TINY, network="vgg"), [member(digits)], digits, seed=0)
     assert math.isinf(TINY.clip)

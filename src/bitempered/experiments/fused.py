@@ -19,8 +19,6 @@ from torch.autograd.function import once_differentiable
 
 __all__ = ["convolve", "relu_pool", "trunk"]
 
-PARTS = 8  # that the sum over pixels of a weight's gradient is split into
-
 
 @triton.jit
 def _patch(x_ptr, image, h, w, k, kept, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
@@ -55,7 +53,7 @@ def _convolve(
     BIAS: tl.constexpr, ADD: tl.constexpr, MASK: tl.constexpr, RELU: tl.constexpr,
     BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    member = tl.program_id(1)
+    member = tl.program_id(1).to(tl.int64)
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     n = tl.arange(0, OUT_CHANNELS)
     kept = p < pixels
@@ -79,44 +77,40 @@ def _convolve(
         else:
             near = kept
             row = (image * ADD_HEIGHT + h * STRIDE) * ADD_WIDTH + w * STRIDE
-        row += member * (pixels // (OUT_HEIGHT * OUT_WIDTH)) * ADD_HEIGHT * ADD_WIDTH
+        add_ptr += member * (pixels // (OUT_HEIGHT * OUT_WIDTH) * ADD_HEIGHT * ADD_WIDTH * ADD_CHANNELS)
         there = (kept & near)[:, None] & (n < ADD_CHANNELS)[None, :]
         total += tl.load(add_ptr + row[:, None] * ADD_CHANNELS + n[None, :], mask=there, other=0.0).to(tl.float32)
-    at = (member * pixels + p)[:, None] * OUT_CHANNELS + n[None, :]
+    first = member * pixels * OUT_CHANNELS
+    at = p[:, None] * OUT_CHANNELS + n[None, :]
     if RELU:
         total = tl.maximum(total, 0.0)
     if MASK:
-        total = tl.where(tl.load(mask_ptr + at, mask=kept[:, None], other=0.0) > 0.0, total, 0.0)
-    tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=kept[:, None])
+        total = tl.where(tl.load(mask_ptr + first + at, mask=kept[:, None], other=0.0) > 0.0, total, 0.0)
+    tl.store(y_ptr + first + at, total.to(y_ptr.dtype.element_ty), mask=kept[:, None])
 
 
 @triton.jit
 def _weight_gradient(
-    x_ptr, x_member, g_ptr, dw_ptr, db_ptr, part_stride, member_stride, pixels, per_part,
+    x_ptr, x_member, g_ptr, dw_ptr, part_stride, member_stride, pixels, per_part,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT_CHANNELS: tl.constexpr,
-    TAPS: tl.constexpr, STRIDE: tl.constexpr, BIAS: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
+    TAPS: tl.constexpr, STRIDE: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    part, member = tl.program_id(1), tl.program_id(2)
+    part, member = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    g_ptr += member * pixels * OUT_CHANNELS
     k = tl.program_id(0) * BK + tl.arange(0, BK)
     n = tl.arange(0, OUT_CHANNELS)
     total = tl.zeros((BK, OUT_CHANNELS), dtype=tl.float32)
-    bias = tl.zeros((OUT_CHANNELS,), dtype=tl.float32)
     for start in range(part * per_part, (part + 1) * per_part, BP):
         p = start + tl.arange(0, BP)
         kept = p < pixels
         image, h, w = p // (OUT_HEIGHT * OUT_WIDTH), p // OUT_WIDTH % OUT_HEIGHT, p % OUT_WIDTH
         a = _patch(x_ptr + member * x_member, image, h, w, k, kept, HEIGHT, WIDTH, CHANNELS, TAPS, STRIDE, False)
-        g = tl.load(g_ptr + (member * pixels + p)[:, None] * OUT_CHANNELS + n[None, :], mask=kept[:, None], other=0.0)
+        g = tl.load(g_ptr + p[:, None] * OUT_CHANNELS + n[None, :], mask=kept[:, None], other=0.0)
         total = tl.dot(tl.trans(a), g, total, input_precision="ieee")
-        if BIAS:
-            bias += tl.sum(g.to(tl.float32), axis=0)
-    base = part * part_stride + member * member_stride
+    base = part.to(tl.int64) * part_stride + member * member_stride
     at = base + k[:, None] * OUT_CHANNELS + n[None, :]
     tl.store(dw_ptr + at, total, mask=(k < TAPS * TAPS * CHANNELS)[:, None])
-    if BIAS:  # noqa: SIM102 (this is for the compiler, the next for the program)
-        if tl.program_id(0) == 0:
-            tl.store(db_ptr + base + n, bias)
 
 
 @triton.jit
@@ -163,24 +157,32 @@ def _run(
         x, x.stride(0) if x.dim() == 5 else 0, w, w.stride(0), b, add, mask, y, pixels,
         height, width, channels, *shape, *(add.shape[-3:] if add is not None else (1, 1, 1)),
         taps, stride, transposed, b is not None, add is not None, mask is not None, relu,
-        BP=block, BK=min(channels, 64), num_warps=4, num_stages=3,
+        BP=block, BK=min(channels, 64), num_warps=8 if min(channels, shape[2]) >= 64 else 4, num_stages=3,
     )  # fmt: skip
     return y
 
 
-def _run_weight_gradient(x: Tensor, g: Tensor, dw: Tensor, db: Tensor | None, taps: int, stride: int) -> None:
-    """Launch `_weight_gradient`; dw and db are views `(parts, members, ...)` of one buffer."""
+def _weight_and_bias_gradient(x: Tensor, g: Tensor, taps: int, stride: int) -> tuple[Tensor, Tensor]:
+    """Launch `_weight_gradient`; returns `(members, taps * taps * inputs * outputs)` and `(members, outputs)`."""
     n, height, width, channels = x.shape[-4:]
     members, _, out_height, out_width, out_channels = g.shape
-    pixels, parts = n * out_height * out_width, dw.shape[0]
-    size = taps * taps * channels
-    rows, block = (64, 128) if size < 512 else (128, 64) if size < 768 else (256, 64)
+    pixels, size = n * out_height * out_width, taps * taps * channels
+    # The sum over pixels is split into parts, so that there are programs enough.
+    if size < 512:
+        rows, block, parts = 64, 128, 8 if x.dim() == 5 else 32
+    elif out_channels <= 64 and taps == 5:
+        rows, block, parts = 256, 64, 8
+    else:
+        rows, block, parts = (128, 64, 4) if out_channels > 128 else (64, 64, 16)
     per_part = triton.cdiv(triton.cdiv(pixels, parts), block) * block
+    dw = torch.empty(parts, members, size * out_channels, dtype=torch.float32, device=x.device)
     _weight_gradient[(triton.cdiv(size, rows), parts, members)](
-        x, x.stride(0) if x.dim() == 5 else 0, g, dw, db, dw.stride(0), dw.stride(1), pixels, per_part,
-        height, width, channels, out_height, out_width, out_channels, taps, stride, db is not None,
-        BP=block, BK=rows, num_warps=4, num_stages=3,
+        x, x.stride(0) if x.dim() == 5 else 0, g, dw, dw.stride(0), dw.stride(1), pixels, per_part,
+        height, width, channels, out_height, out_width, out_channels, taps, stride,
+        BP=block, BK=rows, num_warps=8 if out_channels > 128 else 4, num_stages=3,
     )  # fmt: skip
+    # First over each image: a sum of so much to so few numbers at once would leave most of the GPU idle.
+    return dw.sum(dim=0), g.sum(dim=(2, 3), dtype=torch.float32).sum(dim=1)
 
 
 class _Convolve(torch.autograd.Function):
@@ -191,11 +193,8 @@ class _Convolve(torch.autograd.Function):
         ctx.save_for_backward(x, w)
         ctx.taps, ctx.bias = taps, b is not None
         packed = w if b is None else torch.cat([w.flatten(1), b], dim=1)
-        offset = w[0].numel()
-        ctx.offset = offset
-        return _run(
-            x, w.shape[0], packed, None if b is None else packed[:, offset:], taps, 1, (*x.shape[-3:-1], w.shape[2])
-        )
+        bias = None if b is None else packed[:, w[0].numel() :]
+        return _run(x, w.shape[0], packed, bias, taps, 1, (*x.shape[-3:-1], w.shape[2]))
 
     @staticmethod
     @once_differentiable
@@ -205,12 +204,8 @@ class _Convolve(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             dx = _run(g, w.shape[0], w, None, ctx.taps, 1, tuple(x.shape[-3:]), transposed=True)
-        parts = PARTS if x.dim() == 5 else 4 * PARTS
-        partial = torch.empty(parts, w.shape[0], ctx.offset + w.shape[2], dtype=torch.float32, device=w.device)
-        db = partial[:, :, ctx.offset :] if ctx.bias else None
-        _run_weight_gradient(x, g, partial, db, ctx.taps, 1)
-        total = partial.sum(dim=0).to(w.dtype)
-        return dx, total[:, : ctx.offset].view_as(w), total[:, ctx.offset :] if ctx.bias else None, None
+        dw, db = _weight_and_bias_gradient(x, g, ctx.taps, 1)
+        return dx, dw.view_as(w).to(w.dtype), db.to(w.dtype) if ctx.bias else None, None
 
 
 def convolve(x: Tensor, w: Tensor, b: Tensor | None, taps: int) -> Tensor:
@@ -268,7 +263,7 @@ class _Trunk(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         flat, *kept = ctx.saved_tensors
         members, channels = flat.shape[0], ctx.channels
-        partial = torch.empty(PARTS, *flat.shape, dtype=torch.float32, device=flat.device)
+        gradients: list[Tensor] = []  # of weights and biases, the last ones first
         g = torch.where(kept[-1] > 0, g, 0)
         at = flat.shape[1]
         for block in reversed(range(len(channels) - 1)):
@@ -277,12 +272,11 @@ class _Trunk(torch.autograd.Function):
             x, h = kept[2 * block], kept[2 * block + 1]
             at -= block_size(inputs, outputs)
             (w1, _), (w2, _), _ = _views(flat, inputs, outputs, at)
-            (dw1, db1), (dw2, db2), _ = _views(partial, inputs, outputs, at)
-            _run_weight_gradient(h, g, dw2, db2, 3, 1)
+            gradients += reversed(_weight_and_bias_gradient(h, g, 3, 1))
             dh = _run(g, members, w2, None, 3, 1, tuple(h.shape[2:]), transposed=True, mask=h)
-            _run_weight_gradient(x, dh, dw1, db1, 3, stride)
+            gradients += reversed(_weight_and_bias_gradient(x, dh, 3, stride))
             g = _run(dh, members, w1, None, 3, stride, tuple(x.shape[2:]), transposed=True, add=g, mask=x)
-        return g, partial.sum(dim=0).to(flat.dtype), None
+        return g, torch.cat(gradients[::-1], dim=1).to(flat.dtype), None
 
 
 def _shortcut(

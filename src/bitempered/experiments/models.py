@@ -78,19 +78,20 @@ def mnist_cnn(classes: int = 10) -> Network:
     return Network(initial, apply)
 
 
-def resnet56(classes: int, *, blocks: int = 9) -> Network:
+def resnet56(classes: int, *, width: int = 16, blocks: int = 9) -> Network:
     """A residual net of 56 layers without batch normalisation, for images `(n, 32, 32, 3)`.
 
     A 3 x 3 convolution of 16, three groups of nine blocks of 16, 32 and 64 channels, the mean over positions, a dense
-    layer. A block is two 3 x 3 convolutions beside the identity; where the size halves, the identity keeps every other
-    pixel and new channels are zero, so that shortcuts have no weights. Without batch normalisation it matters that
-    every block begins near the identity, to which end Hardt and Ma draw small random weights. Here, as in SkipInit,
-    weights are He's and a number in front of each block begins at 0, so that the block is the identity exactly.
+    layer: this is He's ResNet-56. Hardt and Ma's net has the same layers, four times as wide. A block is two 3 x 3
+    convolutions beside the identity; where the size halves, the identity keeps every other pixel and new channels are
+    zero, so that shortcuts have no weights. Without batch normalisation it matters that every block begins near the
+    identity, to which end Hardt and Ma draw small random weights. Here, as in SkipInit, weights are He's and a number
+    in front of each block begins at 0, so that the block is the identity exactly.
 
     Reference: Hardt and Ma, Identity Matters in Deep Learning, 2017; He et al., Deep Residual Learning, 2016 (the
     layout); De and Smith, Batch Normalization Biases Residual Blocks Towards the Identity Function, 2020 (SkipInit).
     """
-    channels = (16,) * (blocks + 1) + (32,) * blocks + (64,) * blocks
+    channels = (width,) * (blocks + 1) + (2 * width,) * blocks + (4 * width,) * blocks
 
     def initial(generator: torch.Generator) -> Weights:
         flat = []
@@ -99,10 +100,10 @@ def resnet56(classes: int, *, blocks: int = 9) -> Network:
                 flat.append((2 / (9 * size)) ** 0.5 * torch.randn(9 * size * outputs, generator=generator))
                 flat.append(torch.zeros(outputs))
         return {
-            "filter0": _first_filter(3, 3, 16, None, generator),
+            "filter0": _first_filter(3, 3, width, None, generator),
             "blocks": torch.cat(flat),
             "scales": torch.zeros(3 * blocks),
-            "dense0": torch.zeros(64, classes),
+            "dense0": torch.zeros(4 * width, classes),
             "dense0.bias": torch.zeros(1, classes),
         }
 

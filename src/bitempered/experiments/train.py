@@ -46,7 +46,7 @@ class BadCheckpoint(Exception):
 class Training:
     """How a fleet is trained, but for what its members have of their own."""
 
-    network: str  # "mlp", "mnist_cnn" or "resnet56"
+    network: str  # "mlp", "mnist_cnn", "resnet56" or "resnet56-wide"
     optimizer: str
     epochs: int
     batch_size: int = 128
@@ -77,9 +77,9 @@ class Training:
             return mlp(math.prod(features.shape[1:]), classes, width=self.width)
         if self.network == "mnist_cnn":
             return mnist_cnn(classes)
-        if self.network == "resnet56":
-            return resnet56(classes)
-        raise ValueError(f"unknown network {self.network!r}; there is: mlp, mnist_cnn, resnet56")
+        if self.network in ("resnet56", "resnet56-wide"):
+            return resnet56(classes, width=16 if self.network == "resnet56" else 64)
+        raise ValueError(f"unknown network {self.network!r}; there is: mlp, mnist_cnn, resnet56, resnet56-wide")
 
 
 @dataclass(frozen=True)
