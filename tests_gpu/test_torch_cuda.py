@@ -104,6 +104,7 @@ def test_cuda_graph():
     torch.testing.assert_close(static.grad, eager.grad)
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # torch.compile begins with such a one
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])  # the latter by CUDA graphs, with memory of their own
 def test_compile(mode):
     logits, target, _, _ = (x.cuda() for x in make())

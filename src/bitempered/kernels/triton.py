@@ -526,7 +526,7 @@ def _loss(
     z = _phi(delta, s, KIND == 0)
     m += delta
     d = _decay(m, s)
-    log_r, outside = _log_ratio(top - label_logit, d, s, KIND, FAST)
+    log_r, outside = _log_ratio(top - label_logit, d, s, KIND, False)  # of the label, so not fast but exact
     log_p = log_r - m
     divisor = 1.0
     if MEAN:
@@ -537,7 +537,11 @@ def _loss(
 
     if WITH_LOSS:
         others = _exp((t1 - 2.0) * m) * (_moved(T0, T1, T2, 2.0 - t1, z, delta, s, KIND, FAST) + ties)
-        loss = _phi(-log_p, t1 - 1.0, SHIFT == 0) - _phi(-log_p, t1 - 2.0, False) + others / (2.0 - t1)
+        if SAME and KIND > 0:  # then -log_t1 p is linear in the logits
+            first = top - label_logit + _phi(m, s, False)
+        else:
+            first = _phi(-log_p, t1 - 1.0, SHIFT == 0)
+        loss = first - _phi(-log_p, t1 - 2.0, False) + others / (2.0 - t1)
         loss = tl.where(factor == 0.0, 0.0, factor * tl.where(loss < 0.0, 0.0, loss))
         loss = tl.where(ignored | known, loss, float("nan"))
         if REDUCE:
