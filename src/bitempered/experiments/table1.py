@@ -92,10 +92,10 @@ RECIPES = {
 RECIPES["cifar100-wide"] = replace(
     RECIPES["cifar100"],
     training=replace(TRAINING["cifar100"], network="resnet56-wide"),
-    search=replace(TRAINING["cifar100"], network="resnet56-wide", epochs=10, steps=None),
+    search=replace(TRAINING["cifar100"], network="resnet56-wide", epochs=15, steps=None),
     searched={
-        "logistic": settings(LOGISTIC, (0.05, 0.1, 0.2)),
-        "bi-tempered": settings(tempered((0.8, 1.2)), (0.1, 0.2, 0.4)),
+        "logistic": settings(LOGISTIC, (0.1, 0.2, 0.4, 0.8)),
+        "bi-tempered": settings(tempered((0.8, 1.2)), (0.4, 0.8)) + settings(tempered((0.9, 1.1)), (0.2, 0.4)),
     },
     levels=(0.0, 0.4),
     searched_at=(0.4,),
