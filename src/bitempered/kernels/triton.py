@@ -537,10 +537,8 @@ def _loss(
 
     if WITH_LOSS:
         others = _exp((t1 - 2.0) * m) * (_moved(T0, T1, T2, 2.0 - t1, z, delta, s, KIND, FAST) + ties)
-        if SAME and KIND > 0:  # then -log_t1 p is linear in the logits
-            first = top - label_logit + _phi(m, s, False)
-        else:
-            first = _phi(-log_p, t1 - 1.0, SHIFT == 0)
+        linear: tl.constexpr = SAME and KIND > 0  # then -log_t1 p is
+        first = top - label_logit + _phi(m, s, False) if linear else _phi(-log_p, t1 - 1.0, SHIFT == 0)
         loss = first - _phi(-log_p, t1 - 2.0, False) + others / (2.0 - t1)
         loss = tl.where(factor == 0.0, 0.0, factor * tl.where(loss < 0.0, 0.0, loss))
         loss = tl.where(ignored | known, loss, float("nan"))
