@@ -142,7 +142,7 @@ def test_resnet_is_residual():
         torch.testing.assert_close(logits[member], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("width", "millions"), [(16, 0.86), (64, 13.6)])
+@pytest.mark.parametrize(("width", "millions"), [(16, 0.86), (64, 13.6)])  # He's; as wide as Hardt and Ma's
 def test_resnet56_has_56_layers_and_their_weights(width, millions):
     weights = models.resnet56(100, width=width).initial(random())
     # 9 blocks of one width; one that doubles it and 8 more, twice; every convolution 3 x 3 with biases.
@@ -200,6 +200,11 @@ def test_convolution_of_each_member_s_own_images(size):
     assert_same(fused.convolve, models.convolve, inputs)
 
 
+def test_convolution_of_mnist_s_second_layer():
+    inputs = (leaf(1, 2, 14, 14, 32), leaf(1, 25 * 32, 64, scale=0.05), leaf(1, 64), 5)
+    assert_same(fused.convolve, models.convolve, inputs)
+
+
 def test_convolution_of_shared_patches():
     x = models.patches(torch.randn(3, 6, 6, 1, generator=random()), 5)
     assert_same(fused.convolve, models.convolve, (x, leaf(2, 32, 16), None, 1))
@@ -209,11 +214,12 @@ def test_relu_and_pooling():
     assert_same(fused.relu_pool, models.relu_pool, (leaf(2, 3, 4, 6, 8),))
 
 
-@pytest.mark.parametrize("channels", [(16, 16, 32), (64, 128), (128, 256)])
-def test_residual_blocks(channels):
-    size = sum(fused.block_size(inputs, outputs) for inputs, outputs in pairwise(channels))
-    x = leaf(2, 2, 6, 6, channels[0]).detach().relu().requires_grad_()
-    weights = leaf(2, size, scale=0.4 / channels[0] ** 0.5)
+# Of each width that has tiles of its own; in the wide ones more pixels than one part of a weight's gradient takes.
+@pytest.mark.parametrize(("members", "size", "channels"), [(2, 6, (16, 16, 32)), (1, 8, (64, 64)), (1, 12, (128, 256))])
+def test_residual_blocks(members, size, channels):
+    x = leaf(members, 2, size, size, channels[0]).detach().relu().requires_grad_()
+    count = sum(fused.block_size(inputs, outputs) for inputs, outputs in pairwise(channels))
+    weights = leaf(members, count, scale=0.4 / channels[0] ** 0.5)
     assert_same(fused.trunk, models.trunk, (x, weights, channels), mask_of=x)
 
 

@@ -315,6 +315,12 @@ def test_bad_settings_are_refused(change, message):
         replace(TINY, **change)
 
 
+@pytest.mark.parametrize(("name", "channels"), [("resnet56", 64), ("resnet56-wide", 256)])
+def test_the_wide_network_is_four_times_as_wide(digits, name, channels):
+    network = replace(TINY, network=name).make_network(digits)
+    assert network.initial(torch.Generator().manual_seed(0))["dense0"].shape == (channels, digits.num_classes)
+
+
 def test_a_network_that_is_not_there_is_refused(digits):
     with pytest.raises(ValueError, match="unknown network 'vgg'; there is: mlp, mnist_cnn, resnet56, resnet56-wide"):
         train(replace(TINY, network="vgg"), [member(digits)], digits, seed=0)

@@ -37,6 +37,8 @@ PAIRS = [(t1, t2) for t1, t2 in itertools.product(T1, T2) if t1 <= t2] + [
     (1.0, 1.0),
     (1.0, 1.2),
     (0.5, 4.0),
+    (1.05, 1.05),  # equal and above 1: a loss linear in the logits
+    (1.5, 1.5),
 ]
 
 
@@ -96,7 +98,7 @@ def test_loss_and_gradient_of_short_rows(t1, t2):
 
 
 @pytest.mark.usefixtures("by_triton", "chunks")
-@pytest.mark.parametrize(("t1", "t2"), [(0.5, 0.8), (0.2, 1.0), (0.9, 1.05), (0.8, 1.2)])
+@pytest.mark.parametrize(("t1", "t2"), [(0.5, 0.8), (0.2, 1.0), (0.9, 1.05), (0.8, 1.2), (1.3, 1.3)])
 def test_loss_and_gradient_of_rows_in_chunks(t1, t2):
     logits, target = make(300)
     logits[4, 100:250] = -torch.inf  # masked where the sample is taken

@@ -162,8 +162,8 @@ def _run(
     return y
 
 
-def _weight_and_bias_gradient(x: Tensor, g: Tensor, taps: int, stride: int) -> tuple[Tensor, Tensor]:
-    """Launch `_weight_gradient`; returns `(members, taps * taps * inputs * outputs)` and `(members, outputs)`."""
+def _run_weight_gradient(x: Tensor, g: Tensor, taps: int, stride: int) -> Tensor:
+    """Launch `_weight_gradient`; returns `(members, taps * taps * inputs * outputs)`."""
     n, height, width, channels = x.shape[-4:]
     members, _, out_height, out_width, out_channels = g.shape
     pixels, size = n * out_height * out_width, taps * taps * channels
@@ -181,8 +181,13 @@ def _weight_and_bias_gradient(x: Tensor, g: Tensor, taps: int, stride: int) -> t
         height, width, channels, out_height, out_width, out_channels, taps, stride,
         BP=block, BK=rows, num_warps=8 if out_channels > 128 else 4, num_stages=3,
     )  # fmt: skip
+    return dw.sum(dim=0)
+
+
+def _bias_gradient(g: Tensor) -> Tensor:
+    """The sum over images and pixels, `(members, outputs)`."""
     # First over each image: a sum of so much to so few numbers at once would leave most of the GPU idle.
-    return dw.sum(dim=0), g.sum(dim=(2, 3), dtype=torch.float32).sum(dim=1)
+    return g.sum(dim=(2, 3), dtype=torch.float32).sum(dim=1)
 
 
 class _Convolve(torch.autograd.Function):
@@ -204,8 +209,8 @@ class _Convolve(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             dx = _run(g, w.shape[0], w, None, ctx.taps, 1, tuple(x.shape[-3:]), transposed=True)
-        dw, db = _weight_and_bias_gradient(x, g, ctx.taps, 1)
-        return dx, dw.view_as(w).to(w.dtype), db.to(w.dtype) if ctx.bias else None, None
+        dw = _run_weight_gradient(x, g, ctx.taps, 1).view_as(w).to(w.dtype)
+        return dx, dw, _bias_gradient(g).to(w.dtype) if ctx.bias else None, None
 
 
 def convolve(x: Tensor, w: Tensor, b: Tensor | None, taps: int) -> Tensor:
@@ -272,9 +277,9 @@ class _Trunk(torch.autograd.Function):
             x, h = kept[2 * block], kept[2 * block + 1]
             at -= block_size(inputs, outputs)
             (w1, _), (w2, _), _ = _views(flat, inputs, outputs, at)
-            gradients += reversed(_weight_and_bias_gradient(h, g, 3, 1))
+            gradients += [_bias_gradient(g), _run_weight_gradient(h, g, 3, 1)]
             dh = _run(g, members, w2, None, 3, 1, tuple(h.shape[2:]), transposed=True, mask=h)
-            gradients += reversed(_weight_and_bias_gradient(x, dh, 3, stride))
+            gradients += [_bias_gradient(dh), _run_weight_gradient(x, dh, 3, stride)]
             g = _run(dh, members, w1, None, 3, stride, tuple(x.shape[2:]), transposed=True, add=g, mask=x)
         return g, torch.cat(gradients[::-1], dim=1).to(flat.dtype), None
 

@@ -81,12 +81,13 @@ def mnist_cnn(classes: int = 10) -> Network:
 def resnet56(classes: int, *, width: int = 16, blocks: int = 9) -> Network:
     """A residual net of 56 layers without batch normalisation, for images `(n, 32, 32, 3)`.
 
-    A 3 x 3 convolution of 16, three groups of nine blocks of 16, 32 and 64 channels, the mean over positions, a dense
-    layer: this is He's ResNet-56. Hardt and Ma's net has the same layers, four times as wide. A block is two 3 x 3
-    convolutions beside the identity; where the size halves, the identity keeps every other pixel and new channels are
-    zero, so that shortcuts have no weights. Without batch normalisation it matters that every block begins near the
-    identity, to which end Hardt and Ma draw small random weights. Here, as in SkipInit, weights are He's and a number
-    in front of each block begins at 0, so that the block is the identity exactly.
+    A 3 x 3 convolution of `width` channels, three groups of nine blocks of `width`, twice and four times as many, the
+    mean over positions, a dense layer. Of width 16 this is He's ResNet-56; the groups of Hardt and Ma's net are as wide
+    as those of width 64. On a GPU the width must be a power of 2, at least 16. A block is two 3 x 3 convolutions beside
+    the identity; where the size halves, the identity keeps every other pixel and new channels are zero, so that
+    shortcuts have no weights. Without batch normalisation it matters that every block begins near the identity, to
+    which end Hardt and Ma draw small random weights. Here, as in SkipInit, weights are He's and a number in front of
+    each block begins at 0, so that the block is the identity exactly.
 
     Reference: Hardt and Ma, Identity Matters in Deep Learning, 2017; He et al., Deep Residual Learning, 2016 (the
     layout); De and Smith, Batch Normalization Biases Residual Blocks Towards the Identity Function, 2020 (SkipInit).

@@ -88,7 +88,7 @@ RECIPES = {
         more_seeds={0.4: (1, 2)},
     ),
 }  # fmt: skip
-# Hardt and Ma's own net: what the paper must have used, by its accuracies. Sixteen times the work, so fewer cells.
+# As wide as Hardt and Ma's net, which the paper says it used: 16 times the work, so fewer cells.
 RECIPES["cifar100-wide"] = replace(
     RECIPES["cifar100"],
     training=replace(TRAINING["cifar100"], network="resnet56-wide"),
@@ -235,7 +235,7 @@ def markdown(recipe: Table1, rows: list[Row]) -> str:
     if set(recipe.levels) - set(recipe.searched_at):
         levels = ", ".join(f"{at:.0%}" for at in recipe.searched_at)
         where = f"Of each loss at {levels} noise (other levels take the nearest one's, of two the higher one's)"
-    return f"""# Table 1, {recipe.dataset}
+    return f"""# Table 1, {recipe.dataset}, {training.network}
 
 Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}. The chosen epoch is the
 first of the best on validation labels as noisy as the training labels.

@@ -537,7 +537,7 @@ def _loss(
 
     if WITH_LOSS:
         others = _exp((t1 - 2.0) * m) * (_moved(T0, T1, T2, 2.0 - t1, z, delta, s, KIND, FAST) + ties)
-        linear: tl.constexpr = SAME and KIND > 0  # then -log_t1 p is
+        linear: tl.constexpr = SAME and KIND > 0  # then -log_t1 p is linear in the logits
         first = top - label_logit + _phi(m, s, False) if linear else _phi(-log_p, t1 - 1.0, SHIFT == 0)
         loss = first - _phi(-log_p, t1 - 2.0, False) + others / (2.0 - t1)
         loss = tl.where(factor == 0.0, 0.0, factor * tl.where(loss < 0.0, 0.0, loss))
@@ -900,8 +900,9 @@ def _tile(classes: int, inner: int, itemsize: int, contiguous: bool, vector: int
     if not contiguous:  # then neighbouring rows are loaded together
         rows, columns, warps = min(32, triton.next_power_of_2(inner)), min(columns, 32), 4
     elif columns > 8192:
-        # A row is read twice: the fewer rows are under way at once, the more of them is still in the L2 cache.
-        rows, warps = 1, 4 if itemsize == 2 else 8
+        # A row is read twice, and of 64 to 256 kB much is still in the L2 cache if fewer rows are under way at once. In
+        # half precision, where memory does not bind, that gains nothing.
+        rows, warps = 1, 8 if itemsize == 4 and 2**14 < classes <= 2**16 else 4
         columns = 2 * warps * 32 * 16 // itemsize
     elif inner * columns <= 4096:  # one program, which then adds up the losses as well
         rows = triton.next_power_of_2(inner)
