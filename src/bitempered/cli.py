@@ -63,7 +63,7 @@ def compare(
     """Train losses on noisy labels, the logistic and the bi-tempered one unless told otherwise, and compare them.
 
     Writes compare.jsonl (one row per run), curves.jsonl (one per epoch), compare.md, compare.csv and compare.png. The
-    same command again goes on where it was stopped and reuses the runs that are already in compare.jsonl.
+    same command again goes on where it was stopped and reuses the runs of the same code that are in compare.jsonl.
     """
     try:
         from rich.console import Console
