@@ -170,7 +170,7 @@ def _run_weight_gradient(x: Tensor, g: Tensor, taps: int, stride: int) -> Tensor
     # The sum over pixels is split into parts, so that there are programs enough.
     if size < 512:
         rows, block, parts = 64, 128, 8 if x.dim() == 5 else 32
-    elif out_channels <= 64 and taps == 5:
+    elif taps == 5:
         rows, block, parts = 256, 64, 8
     else:
         rows, block, parts = (128, 64, 4) if out_channels > 128 else (64, 64, 16)

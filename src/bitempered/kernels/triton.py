@@ -900,9 +900,9 @@ def _tile(classes: int, inner: int, itemsize: int, contiguous: bool, vector: int
     if not contiguous:  # then neighbouring rows are loaded together
         rows, columns, warps = min(32, triton.next_power_of_2(inner)), min(columns, 32), 4
     elif columns > 8192:
-        # A row is read twice, and of 64 to 256 kB much is still in the L2 cache if fewer rows are under way at once. In
-        # half precision, where memory does not bind, that gains nothing.
-        rows, warps = 1, 8 if itemsize == 4 and 2**14 < classes <= 2**16 else 4
+        # A row is read twice, and of more than 64 kB more is still in the L2 cache if fewer rows are under way at once.
+        # In half precision, where memory does not bind, that gains nothing.
+        rows, warps = 1, 8 if itemsize == 4 and classes > 2**14 else 4
         columns = 2 * warps * 32 * 16 // itemsize
     elif inner * columns <= 4096:  # one program, which then adds up the losses as well
         rows = triton.next_power_of_2(inner)
