@@ -627,3 +627,23 @@ def test_a_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, rows,
         assert len(counts) == (3 if reduction == "mean" and rows > 4096 else 0)
         assert counts == counts[:1] * len(counts)
     assert len(triton._plans) == 2
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (2, 10, 3)])
+def test_a_scaling_like_an_earlier_one_gets_the_same_arguments(monkeypatch, shape):
+    launches = []
+    monkeypatch.setattr(triton, "_DIRECT", True)
+    monkeypatch.setattr(triton, "_SMALL", 0)
+    monkeypatch.setattr(triton, "_scale", Compiled(triton._scale, launches))
+    monkeypatch.setattr(triton, "_plans", {})
+    monkeypatch.setattr(triton, "_launched", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # what a CPU tensor calls its device
+    gradient, g = torch.zeros(shape), torch.tensor(2.0)
+    for _ in range(3):
+        assert triton.scale_(gradient, g, 1) is gradient
+    assert len(triton._plans) == 1
+    assert len(launches) == 3
+    assert launches == launches[:1] * 3
+    triton.scale_(gradient, torch.ones(shape[:1] + shape[2:]), 1)  # one number per row: another way
+    assert len(triton._plans) == 1
+    assert launches[3] != launches[0]
