@@ -139,6 +139,16 @@ def test_reproduce_writes_rows_table_and_figure(tmp_path, monkeypatch):
     assert (folder / "figure2.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_quick_trains_one_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr(figure2, "Recipe", lambda: TINY)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli.app, ["reproduce", "figure2", "--quick"])
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in Path("results").iterdir()] == ["figure2-quick"]
+    assert {row["seed"] for row in files.read_rows(Path("results/figure2-quick/figure2.jsonl"))} == {0}
+    assert "over a grid, %, one seed" in Path("results/figure2-quick/figure2.md").read_text()
+
+
 def test_ctrl_c_writes_nothing(tmp_path, monkeypatch):
     def interrupted(recipe, progress):
         raise KeyboardInterrupt

@@ -5,7 +5,7 @@ import oracle
 import pytest
 from typer.testing import CliRunner
 
-from bitempered import cli
+from bitempered import __version__, cli
 from bitempered.experiments.figures import figure1
 
 
@@ -57,6 +57,23 @@ def test_reproduce_names_what_there_is_for_an_unknown_figure(tmp_path):
     assert done.stderr.startswith("bitempered: unknown figure or table 'figure9'; there is: figure1, figure2, figure3")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_reproduce_refuses_options_that_would_do_nothing(tmp_path):
+    for what, options, useless in [
+        ("figure1", ["--quick", "--seeds", "2"], "--quick, --seeds"),
+        ("figure2", ["--dataset", "mnist", "--quick"], "--dataset"),
+        ("table1", ["--network", "resnet18"], "--network"),
+        ("table2", ["--dataset", "mnist"], "--dataset"),
+    ]:
+        done = CliRunner().invoke(cli.app, ["reproduce", what, *options, "--out", str(tmp_path / "out")])
+        assert (done.exit_code, done.stderr) == (2, f"bitempered: {what} has no {useless}\n")
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_command_says_its_version():
+    done = CliRunner().invoke(cli.app, ["--version"])
+    assert (done.exit_code, done.stdout) == (0, f"bitempered {__version__}\n")
 
 
 def test_reproduce_says_so_where_it_cannot_write(tmp_path):

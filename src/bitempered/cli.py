@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -19,8 +20,20 @@ __all__ = ["main"]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
+def print_version(wanted: bool) -> None:
+    if wanted:
+        from bitempered import __version__
+
+        print(f"bitempered {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def bitempered() -> None:
+def bitempered(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", callback=print_version, is_eager=True)
+    ] = False,
+) -> None:
     """The robust bi-tempered logistic loss: experiments from the command line."""
 
 
@@ -99,8 +112,19 @@ def compare(
         print(f"Written to {out}: compare.md, compare.csv, compare.png and compare.jsonl (delete it to train again)")
 
 
+TABLE_OPTIONS = {"quick", "resume", "seeds", "data_dir", "device"}
+OPTIONS = {  # of `reproduce`, besides --out
+    "figure1": set(),
+    "figure2": {"quick", "resume", "seeds"},
+    "figure3": TABLE_OPTIONS | {"dataset"},
+    "table1": TABLE_OPTIONS | {"dataset"},
+    "table2": TABLE_OPTIONS | {"network"},
+}
+
+
 @app.command()
 def reproduce(
+    context: typer.Context,
     what: Annotated[str, typer.Argument(help="figure1, figure2, figure3, table1 or table2.")],
     dataset: Annotated[
         str,
@@ -108,16 +132,18 @@ def reproduce(
     ] = "mnist",
     network: Annotated[str, typer.Option(help="Of table2: resnet18 or resnet50.")] = "resnet18",
     quick: Annotated[
-        bool, typer.Option("--quick", help="A small version of a table or figure3 for a laptop: it shows no effect.")
+        bool, typer.Option("--quick", help="For a laptop: a small table, which shows no effect; figure2 of one seed.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run that was stopped (figure2 begins anew).")
+    ] = False,
     seeds: Annotated[
-        int | None, typer.Option(help="Runs for each cell of a table; without it, as many as its recipe has.")
+        int | None, typer.Option(help="Runs for each cell or panel; without it, as many as its recipe has.")
     ] = None,
     data_dir: Annotated[Path | None, DATA_DIR] = None,
     device: Annotated[str | None, DEVICE] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for what is made; without it, one in results, such as results/figures.")
+        Path | None, typer.Option(help="Folder for what is made; without it, one in results, such as results/figure2.")
     ] = None,
 ) -> None:
     """Draw a figure or make a table of the paper.
@@ -139,9 +165,12 @@ def reproduce(
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
-    known = [*FIGURES, "figure2", "figure3", "table1", "table2"]
-    if what not in known:
-        fail(f"unknown figure or table {what!r}; there is: {', '.join(known)}", 2)
+    if what not in OPTIONS:
+        fail(f"unknown figure or table {what!r}; there is: {', '.join(OPTIONS)}", 2)
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if useless := given - OPTIONS[what] - {"what", "out"}:
+        fail(f"{what} has no {', '.join('--' + name.replace('_', '-') for name in sorted(useless))}", 2)
     if seeds is not None and seeds < 1:
         fail(f"seeds must be at least 1, got {seeds}", 2)
     if what in ("figure3", "table1"):
@@ -150,11 +179,13 @@ def reproduce(
     if what == "table2":
         reproduce_table2(network, quick, resume, seeds, data_dir, device, out)
         return
-    out = out or Path("results/figures")
+    out = out or Path(f"results/{what}{'-quick' if quick else ''}")
     path = out / f"{what}.png"
     with clear_errors(out, "nothing was written"):
         if what == "figure2":
             recipe = figure2.Recipe()
+            if quick or seeds:
+                recipe = replace(recipe, seeds=seeds or 1)
             with progress_bar() as show:
                 rows, panels = figure2.run(recipe, show)
             drawing = figure2.draw(recipe, rows, panels)
@@ -206,8 +237,6 @@ def reproduce_table1(
     what: str, dataset: str, quick: bool, resume: bool, seeds: int | None, data_dir: Path | None,
     device: str | None, out: Path | None,
 ) -> None:  # fmt: skip
-    from dataclasses import replace
-
     from rich.console import Console
 
     from bitempered.experiments import table1
@@ -232,8 +261,6 @@ def reproduce_table2(
     network: str, quick: bool, resume: bool, seeds: int | None, data_dir: Path | None, device: str | None,
     out: Path | None,
 ) -> None:  # fmt: skip
-    from dataclasses import replace
-
     from rich.console import Console
 
     from bitempered.experiments import imagenet

@@ -184,6 +184,10 @@ def medians(rows: list[dict[str, Any]], column: Column) -> list[float]:
     ]
 
 
+def seeds_in_words(recipe: Recipe) -> str:
+    return "one seed" if recipe.seeds == 1 else f"median of {recipe.seeds} seeds"
+
+
 def describe(column: Column) -> str:
     """Say which labels are wrong."""
     if column.noise in ("none", "random"):
@@ -207,7 +211,7 @@ def markdown(recipe: Recipe, rows: list[dict[str, Any]]) -> str:
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     origin = rows[0]
     return (
-        f"# Figure 2: accuracy on clean labels over a grid, %, median of {recipe.seeds} seeds\n\n{table}\n\n"
+        f"# Figure 2: accuracy on clean labels over a grid, %, {seeds_in_words(recipe)}\n\n{table}\n\n"
         f"{recipe.points} points, {recipe.steps} full-batch steps of SGD for both losses, learning rate "
         f"{recipe.learning_rate:g}, momentum {recipe.momentum:g}. Settings were chosen by hand to show the effects; "
         "other seeds and learning rates show less: the docstring of bitempered.experiments.figure2.Recipe says how "
@@ -231,8 +235,8 @@ def draw(recipe: Recipe, rows: list[dict[str, Any]], panels: Panels) -> Figure:
     axes[0, 0].set_ylabel("Logistic", fontsize="x-large")
     axes[1, 0].set_ylabel("Bi-Tempered", fontsize="x-large")
     figure.suptitle(
-        f"Accuracy on clean labels over a grid, median of {recipe.seeds} seeds; "
-        "points, probability and boundary (white) of the median seed",
+        f"Accuracy on clean labels over a grid, {seeds_in_words(recipe)}; points, probability and boundary (white)"
+        + (" of the median seed" if recipe.seeds > 1 else ""),
         fontsize="medium",
     )
     shade = figure.colorbar(axes[0, 0].images[0], ax=axes, shrink=0.6, ticks=[0, 0.5, 1])
