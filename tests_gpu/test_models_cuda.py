@@ -13,9 +13,8 @@ def leaf(*shape, scale=1.0):
     return (scale * torch.randn(shape, generator=generator)).bfloat16().float()
 
 
-def assert_near(got, want):
-    """Off by the rounding of a few numbers with 8 bits, relative to all of them."""
-    assert (got.float().cpu() - want).norm() <= 0.02 * want.norm()
+def error(got, want):
+    return float((got.float().cpu() - want).norm() / want.norm())
 
 
 def check(fast, slow, inputs, mask_of=None):
@@ -23,21 +22,25 @@ def check(fast, slow, inputs, mask_of=None):
     on_gpu = [x.cuda().bfloat16().requires_grad_() if torch.is_tensor(x) else x for x in inputs]
     on_cpu = [x.clone().requires_grad_() if torch.is_tensor(x) else x for x in inputs]
     y, want = fast(*on_gpu), slow(*on_cpu)
-    assert_near(y, want.detach())
+    assert error(y, want.detach()) < 0.01
     g = leaf(*want.shape)
     tensors = [i for i, x in enumerate(inputs) if torch.is_tensor(x)]
     got = torch.autograd.grad(y, [on_gpu[i] for i in tensors], g.cuda().bfloat16())
     for i, ours, exact in zip(tensors, got, torch.autograd.grad(want, [on_cpu[i] for i in tensors], g), strict=True):
         if i == mask_of:  # its ReLU's derivative is in it already
             exact = torch.where(inputs[i] > 0, exact, 0)
-        assert_near(ours, exact)
+        # Rounding in between turns the sign of one in some thousand of a ReLU's inputs, and the derivative there.
+        assert error(ours, exact) < 0.05
 
 
-# Of each width of either ResNet-56 that has tiles of its own, with and without a change of size.
-@pytest.mark.parametrize("channels", [(16, 16, 32), (32, 64, 64), (64, 64, 128), (128, 128, 256), (256, 256)])
+# Each width of either ResNet-56, with and without a change of size.
+WIDTHS = [16, 32, 64, 128, 256]
+
+
+@pytest.mark.parametrize("channels", [*zip(WIDTHS, WIDTHS, strict=True), *pairwise(WIDTHS)])
 def test_residual_blocks(channels):
-    count = sum(fused.block_size(inputs, outputs) for inputs, outputs in pairwise(channels))
-    x, weights = leaf(2, 16, 16, 16, channels[0]).relu(), leaf(2, count, scale=0.4 / channels[0] ** 0.5)
+    x = leaf(2, 16, 16, 16, channels[0]).relu()
+    weights = leaf(2, fused.block_size(*channels), scale=0.4 / channels[0] ** 0.5)
     check(fused.trunk, models.trunk, (x, weights, channels), mask_of=0)
 
 

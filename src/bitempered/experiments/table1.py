@@ -43,6 +43,7 @@ class Table1:
     searched_at: tuple[float, ...] = LEVELS  # other levels take the settings of the nearest, of two the higher
     seeds: tuple[int, ...] = (0, 1, 2)  # of every cell
     more_seeds: dict[float, tuple[int, ...]] = field(default_factory=dict)  # further ones, by noise level
+    besides: tuple[Cell, ...] = ()  # trained as well, and shown in lines of their own
     rows: int | None = None
 
 
@@ -100,6 +101,7 @@ RECIPES["cifar100-wide"] = replace(
     levels=(0.0, 0.4),
     searched_at=(0.4,),
     more_seeds={},
+    besides=(Cell(Loss("bi-tempered", (0.8, 1.2)), 0.4, 0.4),),  # the paper's temperatures, their better rate
 )
 
 
@@ -109,7 +111,7 @@ def quick(recipe: Table1) -> Table1:
     few: dict[str, Settings] = {name: (found[len(found) // 2],) for name, found in recipe.searched.items()}
     return replace(
         recipe, training=training, search=replace(training, epochs=1), searched=few, levels=(0.0, 0.4), seeds=(0,),
-        more_seeds={}, rows=2_560,
+        more_seeds={}, besides=(), rows=2_560,
     )  # fmt: skip
 
 
@@ -118,9 +120,10 @@ def reproduce(
 ) -> tuple[list[Row], list[Row]]:
     """Search, train, and write table1.md, table1.csv and figure3.png; return the rows and the curves."""
     chosen = search(recipe, folder / "search", progress, device, data_dir)
-    comparison = Comparison(recipe.dataset, recipe.training, chosen, recipe.seeds, rows=recipe.rows)
+    cells = tuple(dict.fromkeys(chosen + recipe.besides))
+    comparison = Comparison(recipe.dataset, recipe.training, cells, recipe.seeds, rows=recipe.rows)
     comparisons = [comparison] + [
-        replace(comparison, cells=tuple(cell for cell in chosen if cell.noise == level), seeds=seeds)
+        replace(comparison, cells=tuple(cell for cell in cells if cell.noise == level), seeds=seeds)
         for level, seeds in recipe.more_seeds.items()
     ]
     seeds = [len(part.seeds) for part in comparisons]
@@ -163,29 +166,39 @@ def search(recipe: Table1, folder: Path, progress: Progress, device: str, data_d
             max((row for row in rows if row["loss"] == name), key=lambda row: row["validation_chosen"])
             for name in recipe.searched
         ]
-        best[at] = [Cell(Loss(row["loss"], tuple(row["numbers"])), at, row["learning_rate"]) for row in winners]
+        best[at] = [of_row(row) for row in winners]
     return tuple(replace(cell, noise=level) for level, at in nearest.items() for cell in best[at])
 
 
-def summary(rows: list[Row], level: float, loss: str, column: str) -> tuple[float, float | None, int]:
-    """Mean and sample standard deviation in per cent over the seeds, and how many there are."""
-    values = [100 * row[column] for row in rows if (row["noise"], row["loss"]) == (level, loss)]
-    return mean(values), stdev(values) if len(values) > 1 else None, len(values)
+def of_row(row: Row) -> Cell:
+    return Cell(Loss(row["loss"], tuple(row["numbers"])), row["noise"], row["learning_rate"])
+
+
+def line_of(recipe: Table1, row: Row) -> str:
+    """Whose line a row belongs to: its loss by name or, where it is one trained besides, with its numbers."""
+    cell = of_row(row)
+    return str(cell.loss) if cell in recipe.besides else cell.loss.name
+
+
+def entry(recipe: Table1, rows: list[Row], level: float, line: str, column: str) -> str:
+    """Mean and sample standard deviation in per cent over the seeds."""
+    values = [100 * row[column] for row in rows if (row["noise"], line_of(recipe, row)) == (level, line)]
+    if not values:
+        return "–"
+    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
 def lines(recipe: Table1, rows: list[Row]) -> list[list[str]]:
     """For each loss: ours at the chosen and at the last epoch, then the paper's."""
     found = []
-    for loss in recipe.searched:
+    for loss in [*recipe.searched, *dict.fromkeys(str(cell.loss) for cell in recipe.besides)]:
         for column, moment in MOMENTS:
-            line = [f"{loss}, {moment}"]
-            for level in recipe.levels:
-                centre, spread, _ = summary(rows, level, loss, column)
-                line.append(f"{centre:.2f}" + ("" if spread is None else f" ± {spread:.2f}"))
-            found.append(line)
-        temperatures = f" {recipe.temperatures}" if loss == "bi-tempered" else ""
-        paper = dict(zip(LEVELS, recipe.paper[loss], strict=True))
-        found.append([f"{loss}{temperatures}, paper", *(f"{paper[level]:.2f}" for level in recipe.levels)])
+            entries = [entry(recipe, rows, level, loss, column) for level in recipe.levels]
+            found.append([f"{loss}, {moment}", *entries])
+        if loss in recipe.paper:
+            temperatures = f" {recipe.temperatures}" if loss == "bi-tempered" else ""
+            paper = dict(zip(LEVELS, recipe.paper[loss], strict=True))
+            found.append([f"{loss}{temperatures}, paper", *(f"{paper[level]:.2f}" for level in recipe.levels)])
     return found
 
 
@@ -222,19 +235,23 @@ def markdown(recipe: Table1, rows: list[Row]) -> str:
     first, training = rows[0], recipe.training
     length = f"{training.steps:,} steps" if training.steps else f"{training.epochs} epochs"
     chosen = "\n".join(
-        f"| {row['noise']:.0%} | {Loss(row['loss'], tuple(row['numbers']))} | {row['learning_rate']:g} |"
+        f"| {row['noise']:.0%} | {of_row(row).loss} | {row['learning_rate']:g} |"
         for row in rows
-        if row["seed"] == first["seed"]
+        if row["seed"] == first["seed"] and of_row(row) not in recipe.besides
     )
     fleets = dict.fromkeys((row["fleet"], row["seed"], row["fleet_seconds"]) for row in rows)
     times = {size: ", ".join(f"{seconds:.0f}" for n, _, seconds in fleets if n == size) for size, _, _ in fleets}
-    cells = len(recipe.levels) * len(recipe.searched)
+    cells = len(recipe.levels) * len(recipe.searched) + len(recipe.besides)
     took = (f"{'all ' if n == cells else ''}{n} cells of a seed in {seconds} s" for n, seconds in times.items())
     counts = " and ".join(f"{len(found)} settings ({name})" for name, found in recipe.searched.items())
     where = "Of each loss and level"
     if set(recipe.levels) - set(recipe.searched_at):
         levels = ", ".join(f"{at:.0%}" for at in recipe.searched_at)
         where = f"Of each loss at {levels} noise (other levels take the nearest one's, of two the higher one's)"
+    besides = "".join(
+        f"\nTrained as well: {cell.loss} at {cell.noise:.0%} noise, learning rate {cell.rate:g}.\n"
+        for cell in recipe.besides
+    )
     return f"""# Table 1, {recipe.dataset}, {training.network}
 
 Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}. The chosen epoch is the
@@ -249,7 +266,7 @@ searched for {recipe.search.epochs} epochs on noisy validation labels, with a se
 | label noise | loss | learning rate |
 | ---: | --- | ---: |
 {chosen}
-
+{besides}
 Made by bitempered {first["bitempered"]} (commit {first["commit"]}) with torch {first["torch"]} on {first["device"]},
 {first["date"]}: {"; ".join(took)}.
 """
@@ -264,7 +281,7 @@ def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
     for axes_row, loss in zip(grid, losses, strict=True):
         for axes, (column, title) in zip(axes_row, columns, strict=True):
             for level, colour in zip(recipe.levels, colours, strict=True):
-                found = [row[column] for row in curves if (row["loss"], row["noise"]) == (loss, level)]
+                found = [row[column] for row in curves if (line_of(recipe, row), row["noise"]) == (loss, level)]
                 values = [[100 * value for value in epoch] for epoch in zip(*found, strict=True)]
                 epochs = range(1, len(values) + 1)
                 axes.plot(epochs, [mean(v) for v in values], color=colour, linewidth=1, label=f"{level:.0%}")
@@ -280,5 +297,5 @@ def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, title="label noise", loc="outside right center", frameon=False)
     seeds = seeds_in_words(curves, "mean of {} seeds, bands from the lowest to the highest")
-    figure.suptitle(f"{recipe.dataset}: {seeds}", fontsize="medium")
+    figure.suptitle(f"{recipe.dataset}, {recipe.training.network}: {seeds}", fontsize="medium")
     return figure
