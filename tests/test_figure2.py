@@ -139,14 +139,37 @@ def test_reproduce_writes_rows_table_and_figure(tmp_path, monkeypatch):
     assert (folder / "figure2.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_quick_trains_one_seed(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "folder", "seeds"),
+    [
+        ([], "figure2", 2),
+        (["--quick"], "figure2-quick", 1),
+        (["--seeds", "3"], "figure2", 3),
+        (["--quick", "--seeds", "2"], "figure2-quick", 2),
+    ],
+)
+def test_the_recipe_s_seeds_unless_told(options, folder, seeds, tmp_path, monkeypatch):
     monkeypatch.setattr(figure2, "Recipe", lambda: TINY)
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(cli.app, ["reproduce", "figure2", "--quick"])
+    done = CliRunner().invoke(cli.app, ["reproduce", "figure2", *options])
     assert done.exit_code == 0, done.output
-    assert [path.name for path in Path("results").iterdir()] == ["figure2-quick"]
-    assert {row["seed"] for row in files.read_rows(Path("results/figure2-quick/figure2.jsonl"))} == {0}
-    assert "over a grid, %, one seed" in Path("results/figure2-quick/figure2.md").read_text()
+    assert [path.name for path in Path("results").iterdir()] == [folder]
+    made = Path("results") / folder
+    assert {row["seed"] for row in files.read_rows(made / "figure2.jsonl")} == set(range(seeds))
+    words = "one seed" if seeds == 1 else f"median of {seeds} seeds"
+    assert f"over a grid, %, {words}\n" in (made / "figure2.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "title"),
+    [
+        (1, "one seed; points, probability and boundary (white)"),
+        (2, "median of 2 seeds; points, probability and boundary (white) of the median seed"),
+    ],
+)
+def test_the_title_says_how_many_seeds(tiny, seeds, title):
+    drawn = figure2.draw(replace(TINY, seeds=seeds), *tiny)
+    assert drawn.get_suptitle() == f"Accuracy on clean labels over a grid, {title}"
 
 
 def test_ctrl_c_writes_nothing(tmp_path, monkeypatch):

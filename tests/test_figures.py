@@ -59,15 +59,30 @@ def test_reproduce_names_what_there_is_for_an_unknown_figure(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_reproduce_refuses_options_that_would_do_nothing(tmp_path):
-    for what, options, useless in [
-        ("figure1", ["--quick", "--seeds", "2"], "--quick, --seeds"),
-        ("figure2", ["--dataset", "mnist", "--quick"], "--dataset"),
-        ("table1", ["--network", "resnet18"], "--network"),
-        ("table2", ["--dataset", "mnist"], "--dataset"),
-    ]:
-        done = CliRunner().invoke(cli.app, ["reproduce", what, *options, "--out", str(tmp_path / "out")])
-        assert (done.exit_code, done.stderr) == (2, f"bitempered: {what} has no {useless}\n")
+EVERYWHERE = {"--quick": [], "--resume": [], "--seeds": ["0"]}
+DATA = {"--data-dir": ["."], "--device": ["abacus"]}
+TAKEN = {
+    "figure1": {},
+    "figure2": EVERYWHERE,
+    "figure3": EVERYWHERE | DATA | {"--dataset": ["none"]},
+    "table1": EVERYWHERE | DATA | {"--dataset": ["none"]},
+    "table2": EVERYWHERE | DATA | {"--network": ["none"]},
+}
+
+
+@pytest.mark.parametrize("what", TAKEN)
+def test_reproduce_refuses_options_that_would_do_nothing(what, tmp_path):
+    takes = ", ".join(sorted({*TAKEN[what], "--out"}))
+    for name, value in (EVERYWHERE | DATA | {"--dataset": ["none"], "--network": ["none"]}).items():
+        # No seeds at all, which is wrong for each of them, so that nothing is trained.
+        given = ["reproduce", what, name, *value, "--out", str(tmp_path / "out")]
+        done = CliRunner().invoke(cli.app, given if name == "--seeds" else [*given, "--seeds", "0"])
+        assert done.exit_code == 2
+        if name in TAKEN[what]:
+            assert done.stderr == "bitempered: seeds must be at least 1, got 0\n"
+        else:
+            refused = ", ".join(sorted({name, "--seeds"} - {*TAKEN[what]}))
+            assert done.stderr == f"bitempered: {what} has no {refused}; it takes: {takes}\n"
         assert not (tmp_path / "out").exists()
 
 

@@ -153,11 +153,17 @@ def test_some_levels_have_further_seeds(mnist, small, tmp_path, monkeypatch):
     assert make() == (rows, curves)  # nothing was trained again
 
 
-def test_a_cell_trained_besides_has_lines_of_its_own(mnist, small, tmp_path):
-    one = {name: found[:1] for name, found in small.searched.items()}  # nothing to search
+@pytest.fixture
+def with_besides(small):
+    """A fast recipe without a search, and with a cell of the bi-tempered loss besides."""
+    one = {name: found[:1] for name, found in small.searched.items()}
     training = replace(small.training, network="mlp", optimizer="sgd")
     besides = compare.Cell(Loss("bi-tempered", (0.8, 1.2)), 0.4, 0.3)
-    recipe = replace(small, training=training, searched=one, besides=(besides,))
+    return replace(small, training=training, searched=one, besides=(besides,))
+
+
+def test_a_cell_trained_besides_has_lines_of_its_own(mnist, with_besides, tmp_path):
+    recipe = with_besides
     rows, curves = table1.reproduce(recipe, tmp_path / "out", silent, device="cpu", data_dir=mnist)
     assert [(row["noise"], row["loss"]) for row in rows[:4]] == [
         (level, loss) for level in (0.0, 0.4) for loss in ("logistic", "bi-tempered")
@@ -173,6 +179,31 @@ def test_a_cell_trained_besides_has_lines_of_its_own(mnist, small, tmp_path):
     assert "all 5 cells of a seed" in page
     drawn = [line.get_ydata()[-1] for line in table1.draw_figure3(recipe, curves).axes[5].get_lines()]
     assert drawn == [100 * rows[1]["test_last"], 100 * rows[3]["test_last"]]
+    assert quick(recipe).besides == ()
+
+
+def test_cells_trained_besides_have_further_seeds_too(mnist, with_besides, tmp_path):
+    (cell,) = with_besides.besides
+    recipe = replace(with_besides, besides=(replace(cell, noise=0.0), cell), more_seeds={0.4: (1, 2)})
+    rows, _ = table1.reproduce(recipe, tmp_path / "out", silent, device="cpu", data_dir=mnist)
+    found = [row for row in rows if row["numbers"] == [0.8, 1.2]]
+    assert [(row["noise"], row["seed"]) for row in found] == [(0.0, 0), (0.4, 0), (0.4, 1), (0.4, 2)]
+    last = [100 * row["test_last"] for row in found]
+    assert table1.lines(recipe, rows)[-1] == [
+        "bi-tempered (0.8, 1.2), last epoch",
+        f"{last[0]:.2f}",
+        f"{statistics.mean(last[1:]):.2f} ± {statistics.stdev(last[1:]):.2f}",
+    ]
+    assert len(table1.lines(recipe, rows)) == 8
+
+
+def test_a_cell_that_the_search_chose_is_not_besides(mnist, with_besides, tmp_path):
+    (cell,) = with_besides.besides
+    recipe = replace(with_besides, searched=with_besides.searched | {"bi-tempered": ((cell.loss, cell.rate),)})
+    rows, curves = table1.reproduce(recipe, tmp_path / "out", silent, device="cpu", data_dir=mnist)
+    assert len(rows) == 4
+    assert (tmp_path / "out" / "table1.md").read_text() == table1.markdown(replace(recipe, besides=()), rows)
+    assert len(table1.draw_figure3(recipe, curves).axes[5].get_lines()[1].get_ydata()) == 2
 
 
 def test_texts_say_how_many_seeds_each_level_has():
@@ -206,8 +237,13 @@ def test_texts_say_how_many_seeds_each_level_has():
             ["table1", "--dataset", "cifar100", "--seeds", "2"],
             replace(RECIPES["cifar100"], seeds=(0, 1), more_seeds={}),
         ),
-        (["table1", "--dataset", "cifar100", "--quick"], quick(replace(RECIPES["cifar100"], more_seeds={}))),
+        (["table1", "--dataset", "cifar100", "--quick"], quick(RECIPES["cifar100"])),
+        (["table1", "--quick", "--seeds", "2"], replace(quick(RECIPES["mnist"]), seeds=(0, 1))),
         (["table2"], imagenet.RECIPES["resnet18"]),
+        (
+            ["table2", "--quick", "--seeds", "2", "--device", "cpu"],
+            replace(imagenet.quick(imagenet.RECIPES["resnet18"], "cpu"), seeds=(0, 1)),
+        ),
     ],
 )
 def test_seeds_are_the_recipe_s_unless_told(options, recipe, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ First a search, for each loss and some noise levels apart, over as many settings
 as many learning rates as the bi-tempered one gets pairs of temperatures times learning rates. It runs on a shortened
 schedule with a seed of its own, and the best epoch's accuracy on noisy validation labels decides; test labels have no
 say. Then the chosen settings train to the end, for each seed, all cells of a seed as one fleet. Some noise levels can
-have further seeds.
+have further seeds, and cells that nobody chose can be trained besides.
 """
 
 from dataclasses import dataclass, field, replace
@@ -166,39 +166,44 @@ def search(recipe: Table1, folder: Path, progress: Progress, device: str, data_d
             max((row for row in rows if row["loss"] == name), key=lambda row: row["validation_chosen"])
             for name in recipe.searched
         ]
-        best[at] = [of_row(row) for row in winners]
+        best[at] = [cell_of(row) for row in winners]
     return tuple(replace(cell, noise=level) for level, at in nearest.items() for cell in best[at])
 
 
-def of_row(row: Row) -> Cell:
+def cell_of(row: Row) -> Cell:
     return Cell(Loss(row["loss"], tuple(row["numbers"])), row["noise"], row["learning_rate"])
 
 
-def line_of(recipe: Table1, row: Row) -> str:
-    """Whose line a row belongs to: its loss by name or, where it is one trained besides, with its numbers."""
-    cell = of_row(row)
-    return str(cell.loss) if cell in recipe.besides else cell.loss.name
+def besides(recipe: Table1, rows: list[Row]) -> tuple[Cell, ...]:
+    """The cells trained besides; one that the search chose is none of them."""
+    chosen = {(cell.noise, cell.loss.name) for row in rows if (cell := cell_of(row)) not in recipe.besides}
+    return tuple(cell for cell in recipe.besides if (cell.noise, cell.loss.name) in chosen)
 
 
-def entry(recipe: Table1, rows: list[Row], level: float, line: str, column: str) -> str:
-    """Mean and sample standard deviation in per cent over the seeds."""
-    values = [100 * row[column] for row in rows if (row["noise"], line_of(recipe, row)) == (level, line)]
+def entry(rows: list[Row], column: str) -> str:
+    """Mean and sample standard deviation in per cent over the seeds; a dash where nothing was trained."""
+    values = [100 * row[column] for row in rows]
     if not values:
         return "–"
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
 def lines(recipe: Table1, rows: list[Row]) -> list[list[str]]:
-    """For each loss: ours at the chosen and at the last epoch, then the paper's."""
+    """For each loss: ours at the chosen and at the last epoch, then the paper's; last what was trained besides."""
+    also = besides(recipe, rows)
+    groups: dict[str, list[Row]] = {name: [] for name in recipe.searched}
+    for row in rows:
+        cell = cell_of(row)
+        groups.setdefault(str(cell.loss) if cell in also else cell.loss.name, []).append(row)
     found = []
-    for loss in [*recipe.searched, *dict.fromkeys(str(cell.loss) for cell in recipe.besides)]:
+    for name, group in groups.items():
         for column, moment in MOMENTS:
-            entries = [entry(recipe, rows, level, loss, column) for level in recipe.levels]
-            found.append([f"{loss}, {moment}", *entries])
-        if loss in recipe.paper:
-            temperatures = f" {recipe.temperatures}" if loss == "bi-tempered" else ""
-            paper = dict(zip(LEVELS, recipe.paper[loss], strict=True))
-            found.append([f"{loss}{temperatures}, paper", *(f"{paper[level]:.2f}" for level in recipe.levels)])
+            entries = (entry([row for row in group if row["noise"] == level], column) for level in recipe.levels)
+            found.append([f"{name}, {moment}", *entries])
+        if name in recipe.paper:
+            temperatures = f" {recipe.temperatures}" if name == "bi-tempered" else ""
+            paper = dict(zip(LEVELS, recipe.paper[name], strict=True))
+            found.append([f"{name}{temperatures}, paper", *(f"{paper[level]:.2f}" for level in recipe.levels)])
     return found
 
 
@@ -232,25 +237,24 @@ def markdown(recipe: Table1, rows: list[Row]) -> str:
     """The table as a page that says how it was made."""
     header = names(recipe)
     grid = "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---:"] * len(header), *lines(recipe, rows)])
-    first, training = rows[0], recipe.training
+    first, training, also = rows[0], recipe.training, besides(recipe, rows)
     length = f"{training.steps:,} steps" if training.steps else f"{training.epochs} epochs"
     chosen = "\n".join(
-        f"| {row['noise']:.0%} | {of_row(row).loss} | {row['learning_rate']:g} |"
+        f"| {row['noise']:.0%} | {cell_of(row).loss} | {row['learning_rate']:g} |"
         for row in rows
-        if row["seed"] == first["seed"] and of_row(row) not in recipe.besides
+        if row["seed"] == first["seed"] and cell_of(row) not in also
     )
     fleets = dict.fromkeys((row["fleet"], row["seed"], row["fleet_seconds"]) for row in rows)
     times = {size: ", ".join(f"{seconds:.0f}" for n, _, seconds in fleets if n == size) for size, _, _ in fleets}
-    cells = len(recipe.levels) * len(recipe.searched) + len(recipe.besides)
+    cells = len(recipe.levels) * len(recipe.searched) + len(also)
     took = (f"{'all ' if n == cells else ''}{n} cells of a seed in {seconds} s" for n, seconds in times.items())
     counts = " and ".join(f"{len(found)} settings ({name})" for name, found in recipe.searched.items())
     where = "Of each loss and level"
     if set(recipe.levels) - set(recipe.searched_at):
         levels = ", ".join(f"{at:.0%}" for at in recipe.searched_at)
         where = f"Of each loss at {levels} noise (other levels take the nearest one's, of two the higher one's)"
-    besides = "".join(
-        f"\nTrained as well: {cell.loss} at {cell.noise:.0%} noise, learning rate {cell.rate:g}.\n"
-        for cell in recipe.besides
+    trained = "".join(
+        f"\nTrained as well: {cell.loss} at {cell.noise:.0%} noise, learning rate {cell.rate:g}.\n" for cell in also
     )
     return f"""# Table 1, {recipe.dataset}, {training.network}
 
@@ -266,7 +270,7 @@ searched for {recipe.search.epochs} epochs on noisy validation labels, with a se
 | label noise | loss | learning rate |
 | ---: | --- | ---: |
 {chosen}
-{besides}
+{trained}
 Made by bitempered {first["bitempered"]} (commit {first["commit"]}) with torch {first["torch"]} on {first["device"]},
 {first["date"]}: {"; ".join(took)}.
 """
@@ -277,11 +281,13 @@ def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
     figure = Figure(figsize=(11, 6.4), dpi=130, layout="constrained")
     columns = (("clean", "training set, true labels"), ("noisy", "training set, noisy labels"), ("test", "test set"))
     grid = figure.subplots(2, 3, sharex=True)
+    also = besides(recipe, curves)
+    shown = [row for row in curves if cell_of(row) not in also]
     losses, colours = list(recipe.searched), [f"C{i}" for i in range(len(recipe.levels))]
     for axes_row, loss in zip(grid, losses, strict=True):
         for axes, (column, title) in zip(axes_row, columns, strict=True):
             for level, colour in zip(recipe.levels, colours, strict=True):
-                found = [row[column] for row in curves if (line_of(recipe, row), row["noise"]) == (loss, level)]
+                found = [row[column] for row in shown if (row["loss"], row["noise"]) == (loss, level)]
                 values = [[100 * value for value in epoch] for epoch in zip(*found, strict=True)]
                 epochs = range(1, len(values) + 1)
                 axes.plot(epochs, [mean(v) for v in values], color=colour, linewidth=1, label=f"{level:.0%}")
