@@ -189,3 +189,10 @@ def test_committed_counters_are_what_their_rows_say():
         assert got == pytest.approx(row)
     with pytest.raises(SystemExit, match="ncu gave no counters"):
         counters.read(printed.replace("dram__bytes.sum", ""))
+
+
+def test_a_quick_page_says_that_it_shows_no_speed(written):
+    _, rows, _ = written
+    note = "this shows that everything runs, not how fast"
+    assert note in bench_report.markdown(rows, "cpu")
+    assert note not in bench_report.markdown([row | {"runs": 15} for row in rows], "cpu")

@@ -75,12 +75,16 @@ def test_split_is_stratified_disjoint_and_fixed_by_its_seed():
     ("change", "message"),
     [
         ({"dataset": "cifar"}, "unknown dataset 'cifar'; there is: digits, mnist, fashion-mnist, cifar100, a path"),
-        ({"levels": (0.1, 1.5)}, r"noise levels must be in \[0, 1\], got \[0.1, 0.1, 1.5, 1.5\]"),
+        ({"levels": (0.1, 1.5)}, r"noise levels must be in \[0, 1\], got \[0.1, 1.5\]"),
         ({"levels": (float("nan"),)}, "noise levels must be"),
         ({"levels": ()}, "noise levels must be"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"rates": (1.0, 2.0, 3.0)}, "one learning rate for each of the 2 losses, got 3"),
+        ({"rates": (float("nan"),)}, r"learning rates must be positive and finite, got \[nan\]"),
+        ({"rates": (float("inf"), 1.0)}, "learning rates must be positive and finite"),
+        ({"rates": (0.0,)}, r"learning rates must be positive and finite, got \[0.0\]"),
+        ({"losses": (Loss("mae"), Loss("mae"))}, "each loss can be named once, got mae, mae"),
         ({"noise_model": "gaussian"}, "unknown noise 'gaussian'; there is: symmetric, symmetric-all, pair-flip, human"),
         ({"noise_model": "human"}, "human labels there are of cifar100, not of digits"),
     ],
@@ -233,7 +237,7 @@ def test_ctrl_c_says_where_the_rows_are(tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "run", interrupted)
     result = invoke(*TINY_OPTIONS, "--out", tmp_path)
     assert result.exit_code == 130
-    assert f"stopped; the same command goes on from there ({tmp_path})" in result.stderr
+    assert f"stopped; the same command goes on with what is there ({tmp_path})" in result.stderr
     assert "Traceback" not in result.output
 
 
@@ -287,6 +291,20 @@ def test_defaults_of_the_command_are_the_recipe_s():
     assert tuple(Loss.parse(loss) for loss in defaults["losses"].split(",")) == theirs["losses"]
     for name in ("dataset", "seeds", "epochs", "rates", "noise_model", "label_column"):
         assert defaults[name] == theirs[name]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "folder"), [("digits", "compare"), ("mnist", "compare-mnist"), ("some/iris.csv", "compare-iris")]
+)
+def test_each_data_set_has_a_folder_of_its_own(dataset, folder, tmp_path, monkeypatch):
+    def stop(recipe, folder, *rest, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "run", stop)
+    monkeypatch.chdir(tmp_path)
+    done = invoke("compare", "--dataset", dataset, "--losses", "logistic, mae")
+    assert done.exit_code == 130, done.output
+    assert done.stderr.endswith(f"(results/{folder})\n")
 
 
 def test_compare_end_to_end(tmp_path):

@@ -333,6 +333,7 @@ def test_classes_that_are_numbers_are_ordered_as_numbers(tmp_path):
         ("a,kind\n1,\n", "row 1: the label is missing"),
         ("a,kind\n1,x\nred,x\n", "row 2, column 'a': expected a finite number, got 'red'"),
         ("a,kind\nnan,x\n", "expected a finite number, got 'nan'"),
+        ("a,kind\n" + "1,x\n" * 9, "column 'kind' must hold at least two classes, got 1"),
         ("a,kind\n" + "1,x\n" * 9 + "1,y\n", "10 rows of 2 classes cannot be split three ways"),
         (b"a,kind\n\xff\xfe,1\n", "cannot read .*utf-8"),
     ],

@@ -475,7 +475,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "accuracy", accuracy)
     done = invoke(folder, stopped, "--seeds", 1)
     assert done.exit_code == 130
-    assert done.stderr == f"bitempered: stopped; the same command with --resume goes on from there ({stopped})\n"
+    assert (
+        done.stderr == f"bitempered: stopped; the same command with --resume goes on with what is there ({stopped})\n"
+    )
     checkpoint = stopped / "bi-tempered-seed0.checkpoint"
     assert checkpoint.exists()
     assert len(read_rows(stopped / "table2.jsonl")) == 1

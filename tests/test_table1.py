@@ -113,6 +113,8 @@ def test_table1_from_the_command_line(mnist, small, tmp_path):
     assert len(rows) == 4
     for row in rows:
         assert f"{100 * row['test_chosen']:.2f}" in page
+    assert "\nA quick look that shows no effect: only the first 2,560 images of each part were used.\n" in page
+    assert "\nclasses. No setting was searched:\n" in page
     assert "| logistic, paper | 99.40 | 97.64 |" in page
     assert "| bi-tempered (0.5, 4), paper | 99.24 | 98.56 |" in page
 
@@ -179,7 +181,8 @@ def test_a_cell_trained_besides_has_lines_of_its_own(mnist, with_besides, tmp_pa
     assert "all 5 cells of a seed" in page
     drawn = [line.get_ydata()[-1] for line in table1.draw_figure3(recipe, curves).axes[5].get_lines()]
     assert drawn == [100 * rows[1]["test_last"], 100 * rows[3]["test_last"]]
-    assert quick(recipe).besides == ()
+    assert RECIPES["cifar100-wide"].besides
+    assert quick(RECIPES["cifar100-wide"]).besides == ()
 
 
 def test_cells_trained_besides_have_further_seeds_too(mnist, with_besides, tmp_path):
@@ -275,7 +278,7 @@ def test_a_stopped_table_goes_on_only_when_told_to(mnist, small, tmp_path, monke
     monkeypatch.setattr(compare, "train", stopped)
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 130
-    assert "--resume goes on from there" in done.stderr
+    assert "--resume goes on with what is there" in done.stderr
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 1
     assert re.search(r"a run was stopped: go on with it with --resume, or delete .*seed0.checkpoint", done.stderr)

@@ -70,7 +70,13 @@ def compare(
     label_column: Annotated[str, typer.Option(help="The column of a table that holds the labels.")] = "label",
     data_dir: Annotated[Path | None, DATA_DIR] = None,
     device: Annotated[str | None, DEVICE] = None,
-    out: Annotated[Path, typer.Option(help="Folder for rows, table and figure.")] = Path("results/compare"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for rows, table and figure; without it results/compare, of data other than digits "
+            "with their name behind it."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of the table.")] = False,
 ) -> None:
     """Train losses on noisy labels, the logistic and the bi-tempered one unless told otherwise, and compare them.
@@ -90,13 +96,15 @@ def compare(
         fail(f"{missing}; {NEEDS}", 1)
 
     try:
+        parsed = tuple(Loss.parse(loss.strip()) for loss in losses.split(","))
         recipe = comparison(
-            dataset, tuple(Loss.parse(loss) for loss in losses.split(",")), numbers("noise", noise), seeds, epochs,
+            dataset, parsed, numbers("noise", noise), seeds, epochs,
             None if rates is None else numbers("rates", rates), noise_model, label_column,
         )  # fmt: skip
     except ValueError as error:
         fail(str(error), 2)
     device = choose_device(device)
+    out = out or Path("results/compare" if dataset == "digits" else f"results/compare-{Path(dataset).stem}")
 
     with clear_errors(out):
         with progress_bar() as show:
@@ -249,10 +257,12 @@ def reproduce_table1(
         recipe = replace(recipe, seeds=tuple(range(seeds)), more_seeds={})
     out = out or Path(f"results/table1-{dataset}{'-quick' if quick else ''}")
     check_stopped(out, resume)
-    with clear_errors(out, "the same command with --resume goes on from there"), progress_bar() as show:
+    with clear_errors(out, "the same command with --resume goes on with what is there"), progress_bar() as show:
         rows, _ = table1.reproduce(recipe, out, show, device=device, data_dir=data_dir)
     Console().print(table1.table(recipe, rows))
-    print(f"Written to {out}: table1.md, table1.csv, table1.jsonl, curves.jsonl, figure3.png")
+    print(
+        f"Written to {out}: table1.md, table1.csv, figure3.png, curves.jsonl, table1.jsonl (delete it to train again)"
+    )
 
 
 def reproduce_table2(
@@ -271,7 +281,7 @@ def reproduce_table2(
         recipe = replace(recipe, seeds=tuple(range(seeds)))
     out = out or Path(f"results/table2-{network}{'-quick' if quick else ''}")
     check_stopped(out, resume)
-    with clear_errors(out, "the same command with --resume goes on from there"), progress_bar() as show:
+    with clear_errors(out, "the same command with --resume goes on with what is there"), progress_bar() as show:
         try:
             rows, speed = imagenet.reproduce(recipe, out, show, device=device, data_dir=data_dir)
         except ImportError as error:
@@ -309,8 +319,8 @@ def choose_device(device: str | None) -> str:
 
 
 @contextmanager
-def clear_errors(out: Path, stopped: str = "the same command goes on from there") -> Iterator[None]:
-    """Make the folder, and turn what can go wrong in it into one line each."""
+def clear_errors(out: Path, stopped: str = "the same command goes on with what is there") -> Iterator[None]:
+    """Make the folder, and turn what can go wrong in it into one line each; `stopped` is for Ctrl-C."""
     from bitempered.experiments.files import BadRows
     from bitempered.experiments.sources import DataError
     from bitempered.experiments.train import BadCheckpoint

@@ -111,6 +111,8 @@ def growth(rows: list[Row], sweep: str) -> list[str]:
 def markdown(rows: list[Row], name: str) -> str:
     """Return the results as a page, `name` being that of the files beside it."""
     lines = [f"# One forward and backward on {rows[0]['device']}", "", LEGEND, *([ON_GPU] if name == "gpu" else [])]
+    if all(row.get("runs", 0) <= 3 for row in rows):
+        lines += ["", "Three runs at most of each: this shows that everything runs, not how fast."]
     lines += ["", "## At a glance", "", *glance(rows)]
     for group in by_case(row for row in rows if not row["sweep"]):
         row = group[0]

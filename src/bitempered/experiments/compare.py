@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -67,7 +68,10 @@ class Comparison:
         check_dataset(self.dataset)
         levels = [cell.noise for cell in self.cells]
         if not levels or not all(0 <= level <= 1 for level in levels):
-            raise ValueError(f"noise levels must be in [0, 1], got {levels}")
+            raise ValueError(f"noise levels must be in [0, 1], got {list(dict.fromkeys(levels))}")
+        rates = [cell.rate for cell in self.cells]
+        if not all(0 < rate < math.inf for rate in rates):
+            raise ValueError(f"learning rates must be positive and finite, got {list(dict.fromkeys(rates))}")
         if not self.seeds:
             raise ValueError("seeds must be at least 1, got 0")
         if self.noise_model not in NOISE:
@@ -109,6 +113,8 @@ def comparison(
         training = replace(training, epochs=epochs, steps=None)
     if rates is None:
         rates = (DEFAULT_RATES[training.optimizer],) * len(losses)
+    if len(set(losses)) < len(losses):
+        raise ValueError(f"each loss can be named once, got {', '.join(map(str, losses))}")
     if len(rates) not in (1, len(losses)):
         raise ValueError(f"there must be one learning rate for each of the {len(losses)} losses, got {len(rates)}")
     if len(rates) < len(losses):

@@ -123,6 +123,8 @@ def load_table(path: Path, label_column: str, seed: int) -> Split:
     As with digits the test rows are the same for every seed. Columns are standardised by the training rows.
     """
     features, labels, names = read_table(path, label_column)
+    if len(names) < 2:
+        raise DataError(f"{path}: column {label_column!r} must hold at least two classes, got {len(names)}")
     fifth = -(-len(labels) // 5)
     try:
         rest, test = divide(features, labels, fifth, 2019)
