@@ -574,19 +574,17 @@ class Compiled:
     def __getitem__(self, grid):
         def launch(*arguments, **constants):
             rest = [constants[name] for name in self.arg_names[len(arguments) :]]
-            compiled_for = [(x.dtype, x.data_ptr() % 16) for x in arguments if isinstance(x, torch.Tensor)]
-            return self.again(compiled_for, grid[:1], *arguments, *rest)
+            kinds = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in (*arguments, *rest)]
+            self.launches.append((grid[0], *kinds))
+            return Compiled.again(self)
 
         return launch
 
-    def again(self, compiled_for, grid, *arguments):
-        kinds = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments]
-        self.launches.append((compiled_for, grid[0], *kinds))
-        again = self.again
-
+    @staticmethod
+    def again(made):
         class Again:
             def __getitem__(self, grid):
-                return lambda *arguments: again(compiled_for, grid, *arguments)
+                return lambda *arguments: made[grid[:1]](*arguments)
 
         return Again()
 
@@ -629,32 +627,3 @@ def test_a_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, rows,
         assert len(counts) == (3 if reduction == "mean" and rows > 4096 else 0)
         assert counts == counts[:1] * len(counts)
     assert len(triton._plans) == 2
-
-
-def test_a_scaling_like_an_earlier_one_gets_the_same_arguments(monkeypatch):
-    """A scaling by a remembered launch gets the very arguments of one before which nothing was remembered."""
-    launches = []
-    monkeypatch.setattr(triton, "_DIRECT", True)
-    monkeypatch.setattr(triton, "_SMALL", 0)
-    monkeypatch.setattr(triton, "_scale", Compiled(triton._scale, launches))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # what a CPU tensor calls its device
-    wide, g = torch.zeros(8, 8, 9), torch.full((16,), 2.0)
-    cube = wide[:, :, :8].contiguous()
-    remembered = [  # each unlike the others in one thing, but for the second, whose memory alone is another
-        (cube, g[0], 1), (cube.clone(), g[4], 1), (cube, g[0], 2), (cube.bfloat16(), g[0], 1), (cube, g[0].half(), 1),
-        (cube[:4], g[0], 1), (cube.transpose(1, 2), g[0], 1), (wide.view(64, 9), g[0], 1), (cube.view(64, 8), g[0], 1),
-    ]  # fmt: skip
-    others = [(cube, g[1], 1), (wide.flatten()[1:513].view(8, 8, 8), g[0], 1)]  # not aligned
-    others += [(cube.view(64, 8), torch.ones(64), 1)]  # one number per row
-    want = []
-    for case in remembered + others:
-        monkeypatch.setattr(triton, "_plans", {})
-        monkeypatch.setattr(triton, "_launched", {})
-        triton.scale_(*case)
-        want.append(launches.pop())
-    monkeypatch.setattr(triton, "_plans", {})
-    for _ in range(2):
-        for case, expected in zip(remembered + others, want, strict=True):
-            assert triton.scale_(*case) is case[0]
-            assert launches.pop() == expected
-    assert len(triton._plans) == len(remembered) - 1

@@ -182,7 +182,7 @@ def reproduce(
     if seeds is not None and seeds < 1:
         fail(f"seeds must be at least 1, got {seeds}", 2)
     if what in ("figure3", "table1"):
-        reproduce_table1(what, dataset, quick, resume, seeds, data_dir, device, out)
+        reproduce_table1(dataset, quick, resume, seeds, data_dir, device, out)
         return
     if what == "table2":
         reproduce_table2(network, quick, resume, seeds, data_dir, device, out)
@@ -242,7 +242,7 @@ def bench(
 
 
 def reproduce_table1(
-    what: str, dataset: str, quick: bool, resume: bool, seeds: int | None, data_dir: Path | None,
+    dataset: str, quick: bool, resume: bool, seeds: int | None, data_dir: Path | None,
     device: str | None, out: Path | None,
 ) -> None:  # fmt: skip
     from rich.console import Console

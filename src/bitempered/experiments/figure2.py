@@ -205,7 +205,7 @@ def markdown(recipe: Recipe, rows: list[dict[str, Any]]) -> str:
         lines.append(
             [
                 column.title, describe(column), f"({column.t1:g}, {column.t2:g})",
-                f"{logistic:.1f}", f"{ours:.1f}", f"{round(ours, 1) - round(logistic, 1) + 0:+.1f}",  # + 0: no -0.0
+                f"{logistic:.1f}", f"{ours:.1f}", f"{round(ours, 1) - round(logistic, 1):+.1f}",
             ]
         )  # fmt: skip
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1003,7 +1003,7 @@ def loss_and_gradient(
     return _planned(logits, target, weight, options, dtype, made), made
 
 
-_plans: dict[Any, Any] = {}  # of launches of `_loss` and `_scale`: how to repeat one on other memory
+_plans: dict[Any, Any] = {}
 
 
 def _planned(
@@ -1167,14 +1167,6 @@ def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
     """Multiply the gradient in place by g, a scalar or one number per row: for nothing where that is 1."""
     if gradient.numel() < _SMALL:
         return gradient.mul_(g.unsqueeze(axis) if g.dim() else g)
-    into, by, key = gradient.data_ptr(), g.data_ptr(), None
-    if _DIRECT and g.dim() == 0 and (into | by) % 16 == 0 and gradient.get_device() == torch.cuda.current_device():
-        key = gradient.get_device(), gradient.dtype, gradient.shape, gradient.stride(), axis, g.dtype
-        plan = _plans.get(key)
-        if plan is not None:
-            launch, strides, rest = plan
-            launch(into, *strides, by, *rest)
-            return gradient
     x, outer, inner, strides = _cube(gradient, axis)
     if x.numel():
         tile = dict(_geometry(x.shape[1], inner, (x, strides)))
@@ -1182,10 +1174,7 @@ def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
         programs = min(outer * _tiles(inner, tile), 8 * _processors(x.device))
         with _on(x):
             arguments = x, *strides, g.contiguous(), 1 if g.dim() else 0, outer, inner, x.shape[1]
-            found = _launch(_scale, programs, arguments, tile | _OPTIONS)
-            if key is not None and found is not None:
-                launch, rest = found
-                _keep(_plans, key, (launch, strides, (*arguments[5:], *rest)))
+            _launch(_scale, programs, arguments, tile | _OPTIONS)
     return gradient
 
 
