@@ -329,3 +329,31 @@ def test_the_examples(library, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(SystemExit, match=r'pip install "bitempered\[boosting\]"$'):
         runpy.run_path(path)
+
+
+@pytest.mark.filterwarnings("ignore:The argument 'eval_set' is deprecated")  # LightGBM 4.0 has no other
+def test_early_stopping_sees_our_metric_alone():
+    """With metric="None", as the docstring says; LightGBM's own log-loss would take raw scores for probabilities."""
+    t = (0.8, 1.2, 3)
+    told = {}
+    model = lgb.LGBMClassifier(objective=lightgbm_objective(*t), metric="None", n_estimators=60, **LGB)
+    model.fit(
+        X[::2], Y[::2], eval_set=[(X[1::2], Y[1::2])], eval_metric=lightgbm_metric(*t),
+        callbacks=[lgb.early_stopping(3, verbose=False), lgb.record_evaluation(told)],
+    )  # fmt: skip
+    (history,) = told.values()
+    assert list(history) == ["bi_tempered_loss"]
+    losses = history["bi_tempered_loss"]
+    assert model.best_iteration_ == 1 + int(np.argmin(losses)) < 60
+    scores = model.predict(X[1::2], raw_score=True, num_iteration=model.best_iteration_)
+    want = bt.bi_tempered_logistic_loss(scores, Y[1::2], *t[:2]).mean()
+    assert min(losses) == pytest.approx(want, rel=1e-12)
+
+
+def test_no_labels_and_no_weight():
+    for callable_ in (xgboost_objective(0.8, 1.2, 3), xgboost_metric(0.8, 1.2, 3)):
+        with pytest.raises(ValueError, match="no labels"):
+            callable_(np.zeros((len(X), 3)), xgb.DMatrix(X))
+    for metric in (xgboost_metric(0.8, 1.2, 3), lightgbm_metric(0.8, 1.2, 3)):
+        with pytest.raises(ValueError, match="weights of all 2 examples are 0"):
+            metric([0, 1], np.zeros((2, 3)), [0.0, 0.0])

@@ -94,6 +94,8 @@ def lightgbm_metric(t1: float, t2: float, num_class: int) -> Callable[..., tuple
     """The mean loss as a metric of LightGBM: `lgb.train(..., feval=)` or `LGBMClassifier().fit(eval_metric=)`.
 
     For use with `lightgbm_objective`: under a built-in objective LightGBM hands over probabilities instead of scores.
+    Give LGBMClassifier `metric="None"` as well. Without it LightGBM adds its own log-loss, which takes our scores for
+    probabilities, and early stopping listens to that number too.
 
     Returns:
         A callable that takes (scores, Dataset) or (labels, scores, weight=None) and returns a name, the mean, weighted
@@ -126,6 +128,8 @@ class _Loss:
             labels, scores, weight = second.get_label(), first, second.get_weight()
         else:
             labels, scores = first, second
+        if labels is None or np.size(labels) == 0:
+            raise ValueError("there are no labels: give them to the DMatrix or Dataset, as label=")
         labels, a = np.asarray(labels), np.asarray(scores, dtype=np.float64)
         n, classes = len(labels), self.num_class
         shape, told = ((n,), "no num_class") if classes == 2 else ((n, classes), "the same num_class")
@@ -150,6 +154,8 @@ class _Loss:
 
     def _mean(self, first: Any, second: Any, weight: ArrayLike | None) -> float:
         a, labels, w = self._examples(first, second, weight)
+        if not w.any():
+            raise ValueError(f"the weights of all {len(w)} examples are 0, so that their loss has no mean")
         return float(np.average(bi_tempered_logistic_loss(a, labels, self.t1, self.t2), weights=w))
 
 
