@@ -12,16 +12,14 @@ from contextvars import ContextVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from bitempered.kernels import cpu
+from bitempered.kernels import cpu, hooks
 
 __all__ = ["choose", "use"]
 
 NAMES = ("core", "triton", "cpu")
 _PLAIN = (Tensor, torch.nn.Parameter)
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
-_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _forced: ContextVar[str | None] = ContextVar("bitempered_kernel", default=None)
 
 
@@ -80,16 +78,10 @@ def _triton_cannot(logits: Tensor, target: Tensor | None, axis: int | None) -> s
 
 
 def _not_plain(logits: Tensor, target: Tensor | None) -> str | None:
-    """Kernels read memory: not for them is what stands for other numbers than its memory holds, or is recorded."""
+    """Why a kernel must not read these tensors' memory, or None."""
     if type(logits) not in _PLAIN or (target is not None and type(target) not in _PLAIN) or logits.is_neg():
         return f"it takes plain tensors, got {type(logits).__name__} and {type(target).__name__}"
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return "it does not run under torch.func transforms or forward-mode differentiation"
-    if _wrapped(logits) or (target is not None and _wrapped(target)):
-        return "it takes plain tensors, got what a torch.func transform has left behind"
-    if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
-        return "it does not run where operations are traced"
-    return None
+    return hooks.why_not_plain(logits, target)
 
 
 def _cpu_refuses(logits: Tensor, target: Tensor | None, axis: int | None) -> str | None:

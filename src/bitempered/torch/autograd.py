@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bitempered import core
-from bitempered.kernels import cpu
+from bitempered.kernels import cpu, hooks
 
 xp = SimpleNamespace(
     exp=torch.exp,
@@ -189,7 +189,7 @@ class _FusedLoss(torch.autograd.Function):
 
 # Without what Function.apply does for the transforms of torch.func, under which kernels are not chosen: a small loss
 # would spend much of its forward there.
-_apply_fused_loss = super(torch.autograd.Function, _FusedLoss).apply
+_apply_fused_loss = hooks.single_level_apply(_FusedLoss)
 
 
 @functools.cache
@@ -312,8 +312,10 @@ def log_softmax_and_partition(logits: Tensor, t: float, axis: int) -> tuple[Tens
 def _mode(function: Any, with_forward_mode: Any) -> Any:
     if torch.compiler.is_compiling():
         return function  # torch.compile does not take a Function with a forward-mode rule
-    levels = torch._C._functorch.get_interpreter_stack() or []
-    if sum(level.key() == torch._C._functorch.TransformType.Jvp for level in levels) > 1:
+    levels = hooks.jvp_levels()
+    if levels is None:
+        return function  # whose forward mode raises: better than the wrong number that is explained below
+    if levels > 1:
         # torch runs a Function's jvp with forward mode off: the second derivative would come out as 0.
         raise RuntimeError(
             "forward mode over forward mode is not supported: take second derivatives with torch.func.hessian,"

@@ -453,13 +453,12 @@ def _check_values(x: Tensor, valid: Callable[[], Tensor], error: Callable[[], Ex
         return
     everywhere = valid().all()
     try:
-        if x.device.type == "cpu":
-            fine = bool(everywhere)
-        elif torch.cuda.is_current_stream_capturing():
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return
-        else:
+        if x.is_cuda and hasattr(torch, "_assert_async"):
             torch._assert_async(everywhere)
             return
+        fine = bool(everywhere)  # on CUDA this waits for the device
     except RuntimeError:  # vmap and tracing refuse to look at a value
         return
     if not fine:

@@ -1,0 +1,59 @@
+"""Torch's private functions that tell whether a kernel may read a tensor's memory, looked up where they may be missing.
+
+Other versions of torch may not have them. Without one of `NEEDED` no kernel runs, and core computes everything.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+__all__ = ["NEEDED", "jvp_levels", "missing", "single_level_apply", "why_not_plain"]
+
+NEEDED = (
+    "_C._are_functorch_transforms_active",
+    "_C._functorch.is_functorch_wrapped_tensor",
+    "_C._len_torch_dispatch_stack",
+    "_C._is_tracing",
+    "autograd.forward_ad._current_level",
+)
+
+
+def _find(name: str) -> Any:
+    """A private part of torch, or None where this version has no such name."""
+    found: Any = torch
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+_transforms_active, _is_wrapped, _dispatch_modes, _is_tracing, _ = map(_find, NEEDED)
+_interpreters = _find("_C._functorch.get_interpreter_stack")
+_jvp = _find("_C._functorch.TransformType.Jvp")
+missing = tuple(name for name in NEEDED if _find(name) is None)
+
+
+def why_not_plain(logits: Tensor, target: Tensor | None) -> str | None:
+    """Why a kernel must not read these tensors: their memory does not hold their values, or operations are recorded."""
+    if missing:
+        return f"torch {torch.__version__} has no {missing[0]}, without which kernels cannot tell where they may run"
+    if _transforms_active() or forward_ad._current_level >= 0:
+        return "it does not run under torch.func transforms or forward-mode differentiation"
+    if _is_wrapped(logits) or (target is not None and _is_wrapped(target)):
+        return "it takes plain tensors, got what a torch.func transform has left behind"
+    if _dispatch_modes() or _is_tracing():
+        return "it does not run where operations are traced"
+    return None
+
+
+def jvp_levels() -> int | None:
+    """How many forward-mode transforms of torch.func are active; None where this torch does not say."""
+    if _interpreters is None or _jvp is None:
+        return None
+    return sum(level.key() == _jvp for level in _interpreters() or [])
+
+
+def single_level_apply(function: Any) -> Any:
+    """`function.apply` without its part for torch.func's transforms, or whole where torch is built otherwise."""
+    return getattr(super(torch.autograd.Function, function), "apply", function.apply)
