@@ -6,6 +6,7 @@ the graph of a second derivative back to the logits.
 """
 
 import functools
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -216,7 +217,8 @@ def _reduced_partials(ctx: Any) -> Tensor:
         return by_a
     if target.is_floating_point():
         return by_a / m.numel()
-    return by_a / target_weights(target, weight, options[-1], by_a.dtype).sum()
+    divisor = target_weights(target, weight, options[-1], by_a.dtype).sum()
+    return by_a / torch.where(divisor == 0, 1, divisor)
 
 
 class _DeviceSoftmax(torch.autograd.Function):
@@ -303,6 +305,12 @@ def target_weights(target: Tensor, weight: Tensor | None, ignore_index: int, dty
     """By whose sum a mean over class indices divides: the weights of the targets, 0 where they are ignored."""
     kept = target != ignore_index
     return kept if weight is None else torch.where(kept, weight.to(dtype)[torch.where(kept, target, 0)], 0.0)
+
+
+def mean_of(total: Tensor, divisor: Tensor) -> Tensor:
+    """total / divisor, or NaN without a gradient where nothing is averaged: one batch of padding must not end a run."""
+    nothing = divisor == 0
+    return torch.where(nothing, math.nan, total / torch.where(nothing, 1, divisor))
 
 
 def log_softmax_and_partition(logits: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from bitempered.torch.autograd import (
     fused_loss,
     log_softmax_and_partition,
     loss_per_example,
+    mean_of,
     target_weights,
     xp,
 )
@@ -175,6 +176,7 @@ def class_loss(
 ) -> Tensor:
     """`bi_tempered_logistic_loss`, in `dtype` if one is given."""
     target, options = _options(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing)
+    check_not_negative(weight, "weight")
     dtype = dtype or result_dtype(logits)
     kernel = kernels.choose(logits, target, options[2])
     if kernel == "triton":
@@ -279,6 +281,7 @@ def bi_tempered_binary_logistic_loss(
             raise RuntimeError(
                 f"{name} must broadcast to the shape of logits, {tuple(logits.shape)}, got {tuple(value.shape)}"
             )
+        check_not_negative(value, name)
     _check_values(
         target,
         lambda: (target >= 0) & (target <= 1),
@@ -303,6 +306,7 @@ def check_classes(
 ) -> tuple[Tensor, int]:
     """Raises where the arguments of a loss over classes do not fit; the target (indices as int64) and the axis."""
     target, axis = _check_arguments(logits, target, weight, ignore_index, reduction, label_smoothing)
+    check_not_negative(weight, "weight")
     _check_target_values(target, logits.shape[axis], axis, ignore_index)
     return target, axis
 
@@ -316,11 +320,7 @@ def _check_arguments(
     label_smoothing: float,
 ) -> tuple[Tensor, int]:
     """`check_classes`, but for the values of the target."""
-    check_reduction(reduction)
-    if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing <= 1.0:
-        raise RuntimeError(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
-    if not isinstance(ignore_index, int):
-        raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
+    check_options(ignore_index, reduction, label_smoothing)
     _check_floating(logits, "logits")
     axis = min(1, logits.dim() - 1)
     _check_class_axis(logits, axis)
@@ -336,7 +336,7 @@ def _check_arguments(
 def reduce_classes(losses: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str) -> Tensor:
     """The reduction of `cross_entropy`: a mean over class indices divides by the summed weights of the targets."""
     if reduction == "mean" and not target.is_floating_point():
-        return losses.sum() / target_weights(target, weight, ignore_index, losses.dtype).sum()
+        return mean_of(losses.sum(), target_weights(target, weight, ignore_index, losses.dtype).sum())
     return _reduce(losses, reduction)
 
 
@@ -374,6 +374,41 @@ def _reduce(losses: Tensor, reduction: str) -> Tensor:
 def check_reduction(reduction: str) -> None:
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f'reduction must be "none", "mean" or "sum", got {reduction!r}')
+
+
+def check_options(ignore_index: int, reduction: str, label_smoothing: float) -> None:
+    """Validate the options of a loss over classes that are no tensors."""
+    check_reduction(reduction)
+    if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing <= 1.0:
+        raise RuntimeError(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
+    if not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
+
+
+def check_class_weight(weight: Tensor | None, name: str) -> None:
+    """Validate the class weights of a module, of which only the number of classes is not known yet."""
+    check_weight(weight, name)
+    if weight is not None and weight.dim() != 1:
+        raise RuntimeError(f"{name} must have one entry for each class, got shape {tuple(weight.shape)}")
+
+
+def check_weight(weight: Tensor | None, name: str) -> None:
+    """Validate weights by themselves: their dtype, and that none is negative."""
+    if weight is None:
+        return
+    _check_floating(weight, name)
+    if weight.requires_grad:
+        raise RuntimeError(f"{name} cannot require a gradient: the loss is not differentiated in it; detach it")
+    check_not_negative(weight, name)
+
+
+def check_not_negative(weight: Tensor | None, name: str) -> None:
+    if weight is not None:
+        _check_values(
+            weight,
+            lambda: ~(weight < 0),  # NaN is none of our business: it makes the loss NaN if a target has that class
+            lambda: ValueError(f"{name} must not be negative, got {_range(weight)}"),
+        )
 
 
 def _check_tensor(x: Tensor, name: str) -> None:

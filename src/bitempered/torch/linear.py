@@ -17,8 +17,15 @@ from torch import Tensor, nn
 
 from bitempered import kernels
 from bitempered.checks import check_number, check_temperatures
-from bitempered.torch.autograd import compute_dtype, target_weights, triton_kernels
-from bitempered.torch.functional import check_classes, check_reduction, class_loss, result_dtype
+from bitempered.torch.autograd import compute_dtype, mean_of, target_weights, triton_kernels
+from bitempered.torch.functional import (
+    check_class_weight,
+    check_classes,
+    check_options,
+    check_reduction,
+    class_loss,
+    result_dtype,
+)
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -65,8 +72,7 @@ def linear_bi_tempered_logistic_loss(
     """
     check_temperatures(t1, t2)
     check_reduction(reduction)
-    if softcap is not None and check_number(softcap, "softcap") <= 0:
-        raise ValueError(f"softcap must be greater than 0, got {softcap}")
+    _check_softcap(softcap)
     _check_layer(hidden, weight, bias)
     rows = hidden.shape[:-1]
     if not isinstance(target, Tensor) or target.shape not in (rows, (*rows, len(weight))):
@@ -114,7 +120,9 @@ class LinearBiTemperedLogisticLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.t1, self.t2 = check_temperatures(t1, t2)
-        check_reduction(reduction)
+        check_options(ignore_index, reduction, label_smoothing)
+        check_class_weight(class_weight, "class_weight")
+        _check_softcap(softcap)
         self.register_buffer("class_weight", class_weight)
         self.ignore_index = ignore_index
         self.reduction = reduction
@@ -326,15 +334,21 @@ def _pass(
     else:
         total = torch.stack(losses).sum() if losses else hidden.new_zeros((), dtype=wide)
     if reduction == "mean":
-        divisor: Tensor | int = len(hidden)
-        if not target.is_floating_point():
+        if target.is_floating_point():
+            divisor = total.new_tensor(len(hidden))
+        else:
             divisor = target_weights(target.long(), class_weight, ignore_index, wide).sum()
-        total = total / divisor
-        gradients = [None if x is None else x.div_(divisor) for x in gradients]
+        total = mean_of(total, divisor)
+        gradients = [None if x is None else x.div_(torch.where(divisor == 0, 1, divisor)) for x in gradients]
     by_hidden, by_weight, by_bias = gradients
     by_weight = None if by_weight is None else by_weight.to(weight.dtype)
     by_bias = None if by_bias is None or bias is None else by_bias.to(bias.dtype)
     return total, (by_hidden, by_weight, by_bias)
+
+
+def _check_softcap(softcap: float | None) -> None:
+    if softcap is not None and check_number(softcap, "softcap") <= 0:
+        raise ValueError(f"softcap must be greater than 0, got {softcap}")
 
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:

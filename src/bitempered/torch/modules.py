@@ -6,7 +6,10 @@ from bitempered.checks import check_temperatures
 from bitempered.torch.functional import (
     bi_tempered_binary_logistic_loss,
     bi_tempered_logistic_loss,
+    check_class_weight,
+    check_options,
     check_reduction,
+    check_weight,
 )
 
 
@@ -30,7 +33,8 @@ class BiTemperedLogisticLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.t1, self.t2 = check_temperatures(t1, t2)
-        check_reduction(reduction)
+        check_options(ignore_index, reduction, label_smoothing)
+        check_class_weight(weight, "weight")
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction = reduction
@@ -73,6 +77,8 @@ class BiTemperedBinaryLogisticLoss(nn.Module):
         super().__init__()
         self.t1, self.t2 = check_temperatures(t1, t2)
         check_reduction(reduction)
+        check_weight(weight, "weight")
+        check_weight(pos_weight, "pos_weight")
         self.register_buffer("weight", weight)
         self.register_buffer("pos_weight", pos_weight)
         self.reduction = reduction
