@@ -1,8 +1,12 @@
 """The two protocols by which papers on noisy labels compare losses on CIFAR-100, both with a ResNet-34.
 
-A: symmetric noise, 200 epochs, all 50,000 images, accuracy of the last epoch (the public code of the active-passive
-losses and of those that followed it). B: the human labels of CIFAR-100N, 100 epochs, best test epoch (the public code
-of CIFAR-N). What differs here: an epoch leaves out the 80 images that do not fill a batch, and bfloat16 computes.
+A: symmetric noise, 200 epochs, all 50,000 images, accuracy of the last epoch (the public code of the active negative
+losses). B: the human labels of CIFAR-100N, 100 epochs, best test epoch (the public code of CIFAR-N).
+
+What differs here: an epoch leaves out the images that do not fill a batch (80 of 50,000), a GPU computes in bfloat16,
+and the last layer's bias starts at 0. Of A's labels exactly the given fraction is wrong; the public code rounds down
+for each pair of classes, 39.6 % for 40 %. B's initial weights are drawn as A's, not as torch draws them, and its pixels
+are standardised by A's means and deviations, which differ from its own by at most 0.0002.
 
 Several runs train side by side on one GPU, each a CUDA graph on a stream of its own: what one run leaves idle another
 uses. A run that was stopped goes on from its last checkpoint.

@@ -30,8 +30,8 @@ class Block(nn.Module):
 def resnet34(classes: int, seed: int, width: int = 64) -> nn.Module:
     """Stages of 3, 4, 6 and 3 blocks with `width` to 8 `width` channels; 21.3 million weights at 64.
 
-    Weights are drawn as in the public code of the active-passive losses: He's uniform for convolutions, Glorot's for
-    the linear layer.
+    Weights are drawn as in the public code of the active-passive and the active negative losses: He's uniform for
+    convolutions, Glorot's for the linear layer. Its bias is 0.
 
     >>> sum(weight.numel() for weight in resnet34(100, seed=0).parameters())
     21328292
