@@ -32,6 +32,7 @@ from bitempered.experiments.files import read_rows, write_atomically, write_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.origin import provenance, today
 from bitempered.experiments.resnet34 import resnet34
+from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import BadCheckpoint
 
 __all__ = ["PROTOCOLS", "Images", "Protocol", "Setting", "run"]
@@ -52,7 +53,7 @@ class Protocol:
     weight_decay: float
     stairs: tuple[float, ...] = ()  # fractions of the run after which the rate falls to a tenth; without any, a cosine
     rotation: float = 0.0  # degrees, at most
-    clip: float = math.inf  # norm that the gradient is cut to
+    clip: float = math.inf  # norm that the gradient is cut to, before weight decay is added
     rate: float = 0.1
     batch_size: int = 128
     momentum: float = 0.9
@@ -74,15 +75,20 @@ PROTOCOLS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One run: a loss, its noise and its seed. With `held_out` images kept from training, their noisy labels choose."""
+    """One run: a loss, its noise and its seed. `held_out` images are not trained on; their noisy labels choose."""
 
     loss: Loss
-    noise: float
+    noise: float  # fraction of wrong labels; human labels are what they are, whatever this says
     seed: int
     rescale: bool = False  # K^(1 - t1) L(K^(t2 - 1) logits): gradients start as large as cross-entropy's
     held_out: int = 0
 
+    def __post_init__(self) -> None:
+        if self.rescale and self.loss.name != "bi-tempered":
+            raise ValueError(f"rescale is for the bi-tempered loss, got {self.loss}; leave it out")
+
     def losses(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The loss of each row of logits."""
         if not self.rescale:
             return self.loss(logits, target)
         t1, t2 = self.loss.numbers
@@ -99,10 +105,13 @@ class Images:
 
     @classmethod
     def read(cls, data_dir: Path | None, human: bool) -> "Images":
-        train, test = read_images("cifar100", data_dir)
+        """Read them from `data_dir`; the human labels are its cifar100n.npz, or that of its folder cifar-100n."""
         if not human:
-            return cls(train, test)
-        paths = [(data_dir or Path()) / name for name in ("cifar100n.npz", "cifar-100n/cifar100n.npz")]
+            return cls(*read_images("cifar100", data_dir))
+        if data_dir is None:
+            raise DataError("human labels are read from cifar100n.npz in a data folder; name that folder")
+        train, test = read_images("cifar100", data_dir)
+        paths = [data_dir / name for name in ("cifar100n.npz", "cifar-100n/cifar100n.npz")]
         return cls(train, test, load_human_labels(train[1], next((p for p in paths if p.exists()), paths[0])))
 
 
@@ -122,24 +131,42 @@ def run(
     checkpoint of each run that is under way.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    rows_file, curves_file = folder / f"protocol-{protocol.name}.jsonl", folder / "curves.jsonl"
-    origin = provenance(device)
-    prepared = [Run(protocol, setting, images, torch.device(device)) for setting in settings]
-    todo = [item for item in prepared if find(read_rows(rows_file), item.identity()) is None]
-    for start in range(0, len(todo), at_once):
-        fleet = todo[start : start + at_once]
-        seconds = train(fleet, folder, progress)
-        rows, curves = read_rows(rows_file), read_rows(curves_file)
-        for item in fleet:
-            made = {**item.identity(), **item.summary(), **origin, "date": today()}
-            rows.append({**made, "fleet": len(fleet), "fleet_seconds": round(seconds, 1)})
-            curves.append({**item.identity(), **origin, "epochs_measured": item.metrics})
-        write_rows(curves_file, curves)
-        write_rows(rows_file, rows)
-        for item in fleet:
-            item.checkpoint(folder).unlink(missing_ok=True)
+    rows_file = folder / f"protocol-{protocol.name}.jsonl"
+    origin = provenance(device)  # of the code that trains, whatever it is when the training ends
+
+    def prepare(setting: Setting) -> Run:
+        return Run(protocol, setting, images, torch.device(device))
+
+    # Runs are made twice, first for their identities alone, so that no more than a fleet is ever in memory.
+    wanted = {setting: prepare(setting).identity() for setting in settings}
     rows = read_rows(rows_file)
-    return [row for item in prepared if (row := find(rows, item.identity())) is not None]
+    todo = [setting for setting, identity in wanted.items() if find_run(rows, identity) is None]
+    for start in range(0, len(todo), at_once):
+        fleet = [prepare(setting) for setting in todo[start : start + at_once]]
+        seconds = train(fleet, folder, progress)
+        write(fleet, seconds, origin, rows_file)
+        del fleet  # before the next is made: its memory on the device
+    rows = read_rows(rows_file)
+    return [row for setting in settings if (row := find_run(rows, wanted[setting])) is not None]
+
+
+def find_run(rows: list[Row], identity: Row) -> Row | None:
+    """Return the run's row. A run without clipping has no `clip`, so a row with one is another run's."""
+    return find([row for row in rows if "clip" in identity or "clip" not in row], identity)
+
+
+def write(fleet: list["Run"], seconds: float, origin: dict[str, str], rows_file: Path) -> None:
+    """Add the runs' rows and curves to the files, and remove their checkpoints."""
+    curves_file = rows_file.with_name("curves.jsonl")
+    rows, curves = read_rows(rows_file), read_rows(curves_file)
+    for item in fleet:
+        made = {**item.identity(), **item.summary(), **origin, "date": today()}
+        rows.append({**made, "fleet": len(fleet), "fleet_seconds": round(seconds, 1)})
+        curves.append({**item.identity(), **origin, "epochs_measured": item.metrics})
+    write_rows(curves_file, curves)
+    write_rows(rows_file, rows)
+    for item in fleet:
+        item.checkpoint(rows_file.parent).unlink(missing_ok=True)
 
 
 def train(fleet: list["Run"], folder: Path, progress: Progress) -> float:
@@ -160,7 +187,8 @@ def train(fleet: list["Run"], folder: Path, progress: Progress) -> float:
             item.end_epoch()
             item.seconds = before + time.perf_counter() - started
         shown = "; ".join(f"{item.setting.loss} {item.metrics[-1]['test']:.1%}" for item in busy if item.metrics)
-        progress(f"epoch {busy[0].epoch} of {busy[0].protocol.epochs}, {busy[0].seconds:.0f} s, test: {shown}")
+        done = f"epoch {busy[0].epoch} of {busy[0].protocol.epochs}, {busy[0].seconds:.0f} s"
+        progress(f"{done}, test: {shown}" if shown else done)
         if time.perf_counter() - saved > SAVE_SECONDS:
             for item in fleet:
                 item.save(item.checkpoint(folder))
@@ -177,7 +205,8 @@ class Run:
         self.metrics: list[dict[str, Any]] = []
         clean, rng = images.train[1], np.random.default_rng(setting.seed)
         if protocol.noise_model == "human":
-            assert images.human is not None
+            if images.human is None:
+                raise ValueError(f"protocol {protocol.name} needs human labels; read the images with human=True")
             labels = images.human
         else:
             labels = noise.symmetric(clean, setting.noise, rng=rng, num_classes=CLASSES)
@@ -189,9 +218,12 @@ class Run:
         self.test = images.test
         self.data = digest(self.pixels, self.noisy, *self.validation, *self.test)
         self.steps = len(self.pixels) // protocol.batch_size
+        if not self.steps:
+            raise ValueError(f"{len(self.pixels)} training images do not fill a batch of {protocol.batch_size}")
 
     def identity(self) -> Row:
         """Everything that the numbers depend on, in the words of a row."""
+        # JSON has no infinity.
         protocol = {name: value for name, value in asdict(self.protocol).items() if value != math.inf}
         protocol |= {"protocol": protocol.pop("name"), "learning_rate": protocol.pop("rate")}
         protocol["stairs"] = list(self.protocol.stairs)
@@ -224,23 +256,23 @@ class Run:
             torch.from_numpy(x).to(self.device).permute(0, 2, 3, 1).contiguous()
             for x in (self.pixels, self.test[0], self.validation[0])
         )
-        # Noisy labels, true labels.
-        self.labels = torch.from_numpy(np.stack([self.noisy, self.clean])).to(self.device)
+        self.labels = torch.from_numpy(np.stack([self.noisy, self.clean])).to(self.device)  # noisy, true
         kept = self.steps * self.protocol.batch_size
         self.epoch_images = torch.zeros_like(self.images[:kept])
         self.epoch_labels = torch.zeros_like(self.labels[:, :kept])
         self.place = torch.arange(self.protocol.batch_size, device=self.device)
         self.sums = torch.zeros(3, device=self.device)  # of the loss, of right answers by noisy and by true labels
         self.generator = torch.Generator(self.device)
-        torch.backends.cudnn.benchmark = True  # the shapes never change
         self.stream = torch.cuda.Stream() if cuda else None
         self.graph: torch.cuda.CUDAGraph | None = None
         if cuda:
+            torch.backends.cudnn.benchmark = True  # the shapes never change
             self.graph = self.capture()
         if checkpoint.exists():
             self.load(checkpoint)
 
     def one_step(self) -> None:
+        """One batch: forward, backward, new weights."""
         x, (target, clean) = self.epoch_images[self.place], self.epoch_labels[:, self.place]
         logits = self.logits(self.forward, x)
         losses = self.setting.losses(logits, target)
@@ -254,7 +286,8 @@ class Run:
             self.sums += torch.stack([losses.sum(), (guess == target).sum(), (guess == clean).sum()])
             self.place += self.protocol.batch_size
 
-    def logits(self, network: Any, x: Tensor) -> Tensor:
+    def logits(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """What the network makes of images (n, 32, 32, 3) as published."""
         x = ((x - self.shift) * self.scale).permute(0, 3, 1, 2)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return network(x).float()
@@ -294,6 +327,7 @@ class Run:
             self.stream.wait_stream(torch.cuda.current_stream())
 
     def step(self) -> None:
+        """One batch, by the recorded graph where there is one."""
         if self.graph is None or self.stream is None:
             self.one_step()
             return
@@ -301,6 +335,7 @@ class Run:
             self.graph.replay()
 
     def end_epoch(self) -> None:
+        """Measure, if it is time to: training metrics are means over the epoch's batches, as they were trained."""
         self.epoch += 1
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
@@ -317,6 +352,7 @@ class Run:
 
     @torch.no_grad()
     def accuracy(self, images: Tensor, labels: np.ndarray) -> float:
+        """The fraction of images whose largest logit is that of their label."""
         self.network.eval()
         guesses = [self.logits(self.network, part).argmax(dim=1).cpu() for part in images.split(1_000)]
         return round(float((torch.cat(guesses).numpy() == labels).mean()), 5)
@@ -338,17 +374,16 @@ class Run:
         momentum = [self.optimizer.state[weight]["momentum_buffer"] for weight in self.network.parameters()]
         state = {"network": self.network.state_dict(), "momentum": momentum}
         kept = {
-            "identity": repr(self.identity()),
-            "epoch": self.epoch,
-            "seconds": self.seconds,
-            "metrics": self.metrics,
-        }
-        torch.save({**kept, "state": state}, content)
+            "identity": repr(self.identity()), "epoch": self.epoch, "seconds": self.seconds, "metrics": self.metrics,
+            "state": state,
+        }  # fmt: skip
+        torch.save(kept, content)
         write_atomically(path, content.getvalue())
 
     def load(self, path: Path) -> None:
+        content = io.BytesIO(path.read_bytes())
         try:
-            kept = torch.load(path, map_location=self.device, weights_only=True)
+            kept = torch.load(content, map_location=self.device, weights_only=True)
             if kept["identity"] != repr(self.identity()):
                 raise BadCheckpoint(f"{path} belongs to another run; delete it, or choose another folder")
             self.network.load_state_dict(kept["state"]["network"])
@@ -359,9 +394,9 @@ class Run:
                 else:
                     state["momentum_buffer"] = old.clone()
             self.epoch, self.seconds, self.metrics = kept["epoch"], kept["seconds"], kept["metrics"]
-        except (OSError, BadCheckpoint):
+        except BadCheckpoint:
             raise
-        except Exception as error:  # torch.load raises whatever its readers do
+        except Exception as error:  # torch.load raises whatever its readers do, an OSError for half a file
             raise BadCheckpoint(f"{path} is not a checkpoint, or is damaged; delete it to train again") from error
 
 
@@ -390,5 +425,5 @@ def digest(*arrays: np.ndarray) -> str:
     found = hashlib.sha256()
     for array in arrays:
         found.update(f"{array.dtype} {array.shape}".encode())
-        found.update(np.ascontiguousarray(array))
+        found.update(np.ascontiguousarray(array).data)
     return found.hexdigest()[:16]
