@@ -4,6 +4,7 @@ import math
 import weakref
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bitempered import noise
-from bitempered.experiments import protocols
+from bitempered.experiments import protocol_page, protocols
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.protocols import PROTOCOLS, Images, Run, Setting
@@ -535,3 +536,12 @@ def test_a_damaged_checkpoint_is_refused(damage, saved, tmp_path):
     with pytest.raises(BadCheckpoint, match="is not a checkpoint, or is damaged; delete it to train again"):
         run(tmp_path, item.setting)
     assert path.read_bytes() == content
+
+
+def test_the_committed_page_is_that_of_its_rows():
+    folder = Path(__file__).parents[1] / "results" / "protocol-a"
+    rows = read_rows(folder / "protocol-a.jsonl")
+    page = protocol_page.markdown(PROTOCOLS["a"], rows)
+    assert page == (folder / "protocol-a.md").read_text()
+    (logistic,) = [row for row in rows if row["loss"] == "logistic"]
+    assert f"| 40% | logistic | {100 * logistic['test_last']:.2f} | {100 * logistic['test_best']:.2f} | 1 |" in page
