@@ -1,0 +1,86 @@
+"""What the runs of a protocol came to, as a page beside the numbers that others printed."""
+
+from statistics import mean, stdev
+
+from bitempered.experiments.compare import Row
+from bitempered.experiments.losses import Loss
+from bitempered.experiments.protocols import Protocol
+
+__all__ = ["markdown"]
+
+# Accuracy in per cent and its standard deviation. A: table 2 of the epsilon-softmax paper, last epoch of 3 runs. B: the
+# same paper and that of CIFAR-N, best test epoch of 5 runs.
+PRINTED: dict[str, dict[str, dict[float, str]]] = {
+    "a": {
+        "cross-entropy": {0.0: "70.79 ± 0.58", 0.2: "56.21 ± 2.04", 0.4: "39.31 ± 0.74", 0.6: "22.38 ± 0.74"},
+        "generalized cross-entropy": {
+            0.0: "70.57 ± 0.25", 0.2: "64.55 ± 0.36", 0.4: "56.60 ± 1.61", 0.6: "45.19 ± 0.92",
+        },
+        "symmetric cross-entropy": {
+            0.0: "70.41 ± 0.20", 0.2: "55.23 ± 0.76", 0.4: "40.23 ± 0.29", 0.6: "21.44 ± 0.52",
+        },
+        "NCE + AGCE": {0.0: "68.78 ± 0.24", 0.2: "65.30 ± 0.46", 0.4: "59.95 ± 0.15", 0.6: "47.63 ± 0.94"},
+        "CE-epsilon + MAE": {0.0: "70.83 ± 0.18", 0.2: "65.45 ± 0.31", 0.4: "59.20 ± 0.42", 0.6: "48.15 ± 0.79"},
+    },
+    "b": {
+        "cross-entropy": {0.4: "55.50 ± 0.66"},
+        "generalized cross-entropy": {0.4: "56.73 ± 0.30"},
+        "negative label smoothing": {0.4: "58.59 ± 0.98"},
+        "CE-epsilon + MAE": {0.4: "61.78 ± 0.14"},
+    },
+}  # fmt: skip
+
+
+def markdown(protocol: Protocol, rows: list[Row]) -> str:
+    """The page of a protocol: runs on all training images, runs that held images out, what others printed."""
+    whole, held_out = ([row for row in rows if bool(row["held_out"]) == aside] for aside in (False, True))
+    first = rows[0]
+    human = protocol.noise_model == "human"
+    kind = "human labels, 40.2 % wrong" if human else "symmetric noise"
+    commits = sorted({row["commit"][:12] for row in rows})
+    text = f"""# Protocol {protocol.name.upper()}: CIFAR-100, ResNet-34, {kind}
+
+Accuracy on clean test labels, %. {protocol.epochs} epochs, SGD at {protocol.rate:g}, momentum {protocol.momentum:g},
+weight decay {protocol.weight_decay:g}, batches of {protocol.batch_size}. The best test epoch is chosen by test
+labels, as this field prints it; nothing else here is.
+
+{table(whole, ("test_last", "last epoch"), ("test_best", "best test epoch"))}
+"""
+    if held_out:
+        text += f"""
+With {held_out[0]["held_out"]:,} images held out, whose noisy labels choose settings and epochs:
+
+{table(held_out, ("validation_last", "noisy labels, last epoch"), ("test_last", "last epoch"))}
+"""
+    levels = sorted({level for line in PRINTED[protocol.name].values() for level in line})
+    lines = [[name, *(line.get(level, "–") for level in levels)] for name, line in PRINTED[protocol.name].items()]
+    heads = ["best test epoch" if human else f"last epoch, {level:.0%}" for level in levels]
+    return f"""{text}
+As printed by others:
+
+{grid(["loss", *heads], lines)}
+
+Made by bitempered {first["bitempered"]} ({", ".join(commits)}) with torch {first["torch"]} on {first["device"]}.
+"""
+
+
+def table(rows: list[Row], *columns: tuple[str, str]) -> str:
+    """A line for each setting: its mean over the seeds and, of several, the sample standard deviation."""
+    groups: dict[tuple[float, str], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row["noise"]):
+        loss = f"{Loss(row['loss'], tuple(row['numbers']))}{', rescaled' if row['rescale'] else ''}"
+        groups.setdefault((row["noise"], loss), []).append(row)
+    lines = [
+        [f"{level:.0%}", loss, *(entry(found, column) for column, _ in columns), str(len(found))]
+        for (level, loss), found in groups.items()
+    ]
+    return grid(["noise", "loss", *(title for _, title in columns), "seeds"], lines)
+
+
+def entry(rows: list[Row], column: str) -> str:
+    values = [100 * row[column] for row in rows]
+    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def grid(head: list[str], lines: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines])

@@ -1,0 +1,429 @@
+"""The two protocols by which papers on noisy labels compare losses on CIFAR-100, both with a ResNet-34.
+
+A: symmetric noise, 200 epochs, all 50,000 images, accuracy of the last epoch (the public code of the active negative
+losses). B: the human labels of CIFAR-100N, 100 epochs, best test epoch (the public code of CIFAR-N).
+
+What differs here: an epoch leaves out the images that do not fill a batch (80 of 50,000), a GPU computes in bfloat16,
+and the last layer's bias starts at 0. Of A's labels exactly the given fraction is wrong; the public code rounds down
+for each pair of classes, 39.6 % for 40 %. B's initial weights are drawn as A's, not as torch draws them, and its pixels
+are standardised by A's means and deviations, which differ from its own by at most 0.0002.
+
+Several runs train side by side on one GPU, each a CUDA graph on a stream of its own: what one run leaves idle another
+uses. A run that was stopped goes on from its last checkpoint.
+"""
+
+import hashlib
+import io
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bitempered import noise
+from bitempered.experiments.compare import Row, find
+from bitempered.experiments.data import divide, load_human_labels, read_images
+from bitempered.experiments.files import read_rows, write_atomically, write_rows
+from bitempered.experiments.losses import Loss
+from bitempered.experiments.origin import provenance, today
+from bitempered.experiments.resnet34 import resnet34
+from bitempered.experiments.sources import DataError
+from bitempered.experiments.train import BadCheckpoint
+
+__all__ = ["PROTOCOLS", "Images", "Protocol", "Setting", "run"]
+
+CLASSES = 100
+MEAN, DEVIATION = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)  # of CIFAR-100's pixels, red, green, blue
+SAVE_SECONDS = 60  # a checkpoint is written when an epoch ends, but no sooner after the last one than this
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How every loss is trained."""
+
+    name: str
+    noise_model: str
+    epochs: int
+    weight_decay: float
+    stairs: tuple[float, ...] = ()  # fractions of the run after which the rate falls to a tenth; without any, a cosine
+    rotation: float = 0.0  # degrees, at most
+    clip: float = math.inf  # norm that the gradient is cut to, before weight decay is added
+    rate: float = 0.1
+    batch_size: int = 128
+    momentum: float = 0.9
+    width: int = 64
+    measure_every: int = 1  # epochs; the last is always measured
+
+    def rate_at(self, epoch: int) -> float:
+        """The learning rate of an epoch, counted from 0."""
+        if self.stairs:
+            return self.rate * 0.1 ** sum(epoch >= fraction * self.epochs for fraction in self.stairs)
+        return self.rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+
+
+PROTOCOLS = {
+    "a": Protocol("a", "symmetric", 200, 1e-5, rotation=20, clip=5, measure_every=5),
+    "b": Protocol("b", "human", 100, 5e-4, stairs=(0.6,)),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run: a loss, its noise and its seed. `held_out` images are not trained on; their noisy labels choose."""
+
+    loss: Loss
+    noise: float  # fraction of wrong labels; human labels are what they are, whatever this says
+    seed: int
+    rescale: bool = False  # K^(1 - t1) L(K^(t2 - 1) logits): gradients start as large as cross-entropy's
+    held_out: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rescale and self.loss.name != "bi-tempered":
+            raise ValueError(f"rescale is for the bi-tempered loss, got {self.loss}; leave it out")
+
+    def losses(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The loss of each row of logits."""
+        if not self.rescale:
+            return self.loss(logits, target)
+        t1, t2 = self.loss.numbers
+        return CLASSES ** (1 - t1) * self.loss(CLASSES ** (t2 - 1) * logits, target)
+
+
+@dataclass(frozen=True)
+class Images:
+    """CIFAR-100 as published, images (n, 3, 32, 32) uint8 with their labels, and human labels where asked for."""
+
+    train: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+    human: np.ndarray | None = None
+
+    @classmethod
+    def read(cls, data_dir: Path | None, human: bool) -> "Images":
+        """Read them from `data_dir`; the human labels are its cifar100n.npz, or that of its folder cifar-100n."""
+        if not human:
+            return cls(*read_images("cifar100", data_dir))
+        if data_dir is None:
+            raise DataError("human labels are read from cifar100n.npz in a data folder; name that folder")
+        train, test = read_images("cifar100", data_dir)
+        paths = [data_dir / name for name in ("cifar100n.npz", "cifar-100n/cifar100n.npz")]
+        return cls(train, test, load_human_labels(train[1], next((p for p in paths if p.exists()), paths[0])))
+
+
+def run(
+    protocol: Protocol,
+    settings: tuple[Setting, ...],
+    images: Images,
+    folder: Path,
+    progress: Progress,
+    *,
+    device: str = "cuda",
+    at_once: int = 3,
+) -> list[Row]:
+    """Train every setting that `folder` has no row of yet, `at_once` at a time; return the rows of all of them.
+
+    `folder` gets protocol-NAME.jsonl, a row for each run; curves.jsonl, beside each its metrics by epoch; and a
+    checkpoint of each run that is under way.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows_file = folder / f"protocol-{protocol.name}.jsonl"
+    origin = provenance(device)  # of the code that trains, whatever it is when the training ends
+
+    def prepare(setting: Setting) -> Run:
+        return Run(protocol, setting, images, torch.device(device))
+
+    # Runs are made twice, first for their identities alone, so that no more than a fleet is ever in memory.
+    wanted = {setting: prepare(setting).identity() for setting in settings}
+    rows = read_rows(rows_file)
+    todo = [setting for setting, identity in wanted.items() if find_run(rows, identity) is None]
+    for start in range(0, len(todo), at_once):
+        fleet = [prepare(setting) for setting in todo[start : start + at_once]]
+        seconds = train(fleet, folder, progress)
+        write(fleet, seconds, origin, rows_file)
+        del fleet  # before the next is made: its memory on the device
+    rows = read_rows(rows_file)
+    return [row for setting in settings if (row := find_run(rows, wanted[setting])) is not None]
+
+
+def find_run(rows: list[Row], identity: Row) -> Row | None:
+    """Return the run's row. A run without clipping has no `clip`, so a row with one is another run's."""
+    return find([row for row in rows if "clip" in identity or "clip" not in row], identity)
+
+
+def write(fleet: list["Run"], seconds: float, origin: dict[str, str], rows_file: Path) -> None:
+    """Add the runs' rows and curves to the files, and remove their checkpoints."""
+    curves_file = rows_file.with_name("curves.jsonl")
+    rows, curves = read_rows(rows_file), read_rows(curves_file)
+    for item in fleet:
+        made = {**item.identity(), **item.summary(), **origin, "date": today()}
+        rows.append({**made, "fleet": len(fleet), "fleet_seconds": round(seconds, 1)})
+        curves.append({**item.identity(), **origin, "epochs_measured": item.metrics})
+    write_rows(curves_file, curves)
+    write_rows(rows_file, rows)
+    for item in fleet:
+        item.checkpoint(rows_file.parent).unlink(missing_ok=True)
+
+
+def train(fleet: list["Run"], folder: Path, progress: Progress) -> float:
+    """Train runs side by side to their end; return the seconds it took, those before an interruption included."""
+    for item in fleet:
+        item.start(item.checkpoint(folder))
+    started = saved = time.perf_counter()
+    before = max(item.seconds for item in fleet)
+    while any(item.epoch < item.protocol.epochs for item in fleet):
+        busy = [item for item in fleet if item.epoch < item.protocol.epochs]
+        for item in busy:
+            item.begin_epoch()
+        for step in range(max(item.steps for item in busy)):
+            for item in busy:
+                if step < item.steps:
+                    item.step()
+        for item in busy:
+            item.end_epoch()
+            item.seconds = before + time.perf_counter() - started
+        shown = "; ".join(f"{item.setting.loss} {item.metrics[-1]['test']:.1%}" for item in busy if item.metrics)
+        done = f"epoch {busy[0].epoch} of {busy[0].protocol.epochs}, {busy[0].seconds:.0f} s"
+        progress(f"{done}, test: {shown}" if shown else done)
+        if time.perf_counter() - saved > SAVE_SECONDS:
+            for item in fleet:
+                item.save(item.checkpoint(folder))
+            saved = time.perf_counter()
+    return before + time.perf_counter() - started
+
+
+class Run:
+    """One training run. Nothing is on the device before `start`."""
+
+    def __init__(self, protocol: Protocol, setting: Setting, images: Images, device: torch.device) -> None:
+        self.protocol, self.setting, self.device = protocol, setting, device
+        self.epoch, self.seconds = 0, 0.0
+        self.metrics: list[dict[str, Any]] = []
+        clean, rng = images.train[1], np.random.default_rng(setting.seed)
+        if protocol.noise_model == "human":
+            if images.human is None:
+                raise ValueError(f"protocol {protocol.name} needs human labels; read the images with human=True")
+            labels = images.human
+        else:
+            labels = noise.symmetric(clean, setting.noise, rng=rng, num_classes=CLASSES)
+        rows, aside = np.arange(len(clean)), np.arange(0)
+        if setting.held_out:
+            (rows, _), (aside, _) = divide(rows, clean, setting.held_out, setting.seed)
+        self.pixels, self.clean, self.noisy = images.train[0][rows], clean[rows], labels[rows]
+        self.validation = images.train[0][aside], labels[aside]
+        self.test = images.test
+        self.data = digest(self.pixels, self.noisy, *self.validation, *self.test)
+        self.steps = len(self.pixels) // protocol.batch_size
+        if not self.steps:
+            raise ValueError(f"{len(self.pixels)} training images do not fill a batch of {protocol.batch_size}")
+
+    def identity(self) -> Row:
+        """Everything that the numbers depend on, in the words of a row."""
+        # JSON has no infinity.
+        protocol = {name: value for name, value in asdict(self.protocol).items() if value != math.inf}
+        protocol |= {"protocol": protocol.pop("name"), "learning_rate": protocol.pop("rate")}
+        protocol["stairs"] = list(self.protocol.stairs)
+        return {
+            "dataset": "cifar100", "network": "resnet34", **protocol, "noise": self.setting.noise,
+            "loss": self.setting.loss.name, "numbers": list(self.setting.loss.numbers), "schedule": None,
+            "rescale": self.setting.rescale, "seed": self.setting.seed, "held_out": self.setting.held_out,
+            "data": self.data,
+        }  # fmt: skip
+
+    def checkpoint(self, folder: Path) -> Path:
+        key = hashlib.sha256(repr(self.identity()).encode()).hexdigest()[:12]
+        return folder / f"protocol-{self.protocol.name}-{key}.checkpoint"
+
+    def start(self, checkpoint: Path) -> None:
+        """Bring everything to the device, go on from a checkpoint if there is one, and record a step as a graph."""
+        cuda = self.device.type == "cuda"
+        layout = torch.channels_last if cuda else torch.contiguous_format
+        self.network = resnet34(CLASSES, self.setting.seed, self.protocol.width)
+        self.network.to(self.device, memory_format=layout)  # type: ignore[call-overload]
+        self.forward = torch.compile(self.network) if cuda else self.network
+        self.rate = torch.zeros((), device=self.device)
+        self.optimizer = torch.optim.SGD(
+            self.network.parameters(), lr=self.rate, momentum=self.protocol.momentum, fused=True,
+            weight_decay=self.protocol.weight_decay,
+        )  # fmt: skip
+        self.scale = 1 / (255 * torch.tensor(DEVIATION, device=self.device))
+        self.shift = torch.tensor(MEAN, device=self.device) * 255
+        self.images, self.test_images, self.validation_images = (
+            torch.from_numpy(x).to(self.device).permute(0, 2, 3, 1).contiguous()
+            for x in (self.pixels, self.test[0], self.validation[0])
+        )
+        self.labels = torch.from_numpy(np.stack([self.noisy, self.clean])).to(self.device)  # noisy, true
+        kept = self.steps * self.protocol.batch_size
+        self.epoch_images = torch.zeros_like(self.images[:kept])
+        self.epoch_labels = torch.zeros_like(self.labels[:, :kept])
+        self.place = torch.arange(self.protocol.batch_size, device=self.device)
+        self.sums = torch.zeros(3, device=self.device)  # of the loss, of right answers by noisy and by true labels
+        self.generator = torch.Generator(self.device)
+        self.stream = torch.cuda.Stream() if cuda else None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if cuda:
+            torch.backends.cudnn.benchmark = True  # the shapes never change
+            self.graph = self.capture()
+        if checkpoint.exists():
+            self.load(checkpoint)
+
+    def one_step(self) -> None:
+        """One batch: forward, backward, new weights."""
+        x, (target, clean) = self.epoch_images[self.place], self.epoch_labels[:, self.place]
+        logits = self.logits(self.forward, x)
+        losses = self.setting.losses(logits, target)
+        self.optimizer.zero_grad()
+        losses.mean().backward()
+        if self.protocol.clip < math.inf:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.protocol.clip, foreach=True)
+        self.optimizer.step()
+        with torch.no_grad():
+            guess = logits.argmax(dim=1)
+            self.sums += torch.stack([losses.sum(), (guess == target).sum(), (guess == clean).sum()])
+            self.place += self.protocol.batch_size
+
+    def logits(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """What the network makes of images (n, 32, 32, 3) as published."""
+        x = ((x - self.shift) * self.scale).permute(0, 3, 1, 2)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            return network(x).float()
+
+    def capture(self) -> torch.cuda.CUDAGraph:
+        """Record a step. The steps that warm it up are undone."""
+        assert self.stream is not None
+        self.network.train()
+        before = {name: value.clone() for name, value in self.network.state_dict().items()}
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            for _ in range(3):
+                self.one_step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
+            self.one_step()
+        self.network.load_state_dict(before)
+        for state in self.optimizer.state.values():
+            state["momentum_buffer"].zero_()
+        torch.cuda.synchronize()
+        return graph
+
+    def begin_epoch(self) -> None:
+        """Draw the order of the images, and move, mirror and turn them."""
+        self.network.train()
+        seed = int(np.random.SeedSequence((self.setting.seed, self.epoch)).generate_state(1)[0])
+        self.generator.manual_seed(seed)
+        order = torch.randperm(len(self.images), generator=self.generator, device=self.device)[: len(self.epoch_images)]
+        self.epoch_labels.copy_(self.labels[:, order])
+        for part, rows in zip(self.epoch_images.split(5_000), order.split(5_000), strict=True):
+            part.copy_(move(self.images[rows], self.protocol.rotation, self.generator))
+        self.place.copy_(torch.arange(self.protocol.batch_size))
+        self.sums.zero_()
+        self.rate.fill_(self.protocol.rate_at(self.epoch))
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+
+    def step(self) -> None:
+        """One batch, by the recorded graph where there is one."""
+        if self.graph is None or self.stream is None:
+            self.one_step()
+            return
+        with torch.cuda.stream(self.stream):
+            self.graph.replay()
+
+    def end_epoch(self) -> None:
+        """Measure, if it is time to: training metrics are means over the epoch's batches, as they were trained."""
+        self.epoch += 1
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
+        if self.epoch % self.protocol.measure_every and self.epoch < self.protocol.epochs:
+            return
+        loss, noisy, clean = (self.sums / len(self.epoch_images)).tolist()
+        row = {
+            "epoch": self.epoch, "training_loss": round(loss, 5) if math.isfinite(loss) else None,
+            "noisy": round(noisy, 5), "clean": round(clean, 5), "test": self.accuracy(self.test_images, self.test[1]),
+        }  # fmt: skip
+        if self.setting.held_out:
+            row["validation"] = self.accuracy(self.validation_images, self.validation[1])
+        self.metrics.append(row)
+
+    @torch.no_grad()
+    def accuracy(self, images: Tensor, labels: np.ndarray) -> float:
+        """The fraction of images whose largest logit is that of their label."""
+        self.network.eval()
+        guesses = [self.logits(self.network, part).argmax(dim=1).cpu() for part in images.split(1_000)]
+        return round(float((torch.cat(guesses).numpy() == labels).mean()), 5)
+
+    def summary(self) -> Row:
+        """The last epoch, the best test epoch, and the one that noisy held-out labels choose, if any are held out."""
+        last = self.metrics[-1]
+        best = max(self.metrics, key=lambda row: row["test"])
+        chosen = max(self.metrics, key=lambda row: row["validation"]) if self.setting.held_out else {}
+        return {
+            "test_last": last["test"], "test_chosen": chosen.get("test"), "chosen_epoch": chosen.get("epoch"),
+            "validation_last": last.get("validation"), "validation_chosen": chosen.get("validation"),
+            "test_best": best["test"], "best_epoch": best["epoch"], "noisy_last": last["noisy"],
+            "clean_last": last["clean"],
+        }  # fmt: skip
+
+    def save(self, path: Path) -> None:
+        content = io.BytesIO()
+        momentum = [self.optimizer.state[weight]["momentum_buffer"] for weight in self.network.parameters()]
+        state = {"network": self.network.state_dict(), "momentum": momentum}
+        kept = {
+            "identity": repr(self.identity()), "epoch": self.epoch, "seconds": self.seconds, "metrics": self.metrics,
+            "state": state,
+        }  # fmt: skip
+        torch.save(kept, content)
+        write_atomically(path, content.getvalue())
+
+    def load(self, path: Path) -> None:
+        content = io.BytesIO(path.read_bytes())
+        try:
+            kept = torch.load(content, map_location=self.device, weights_only=True)
+            if kept["identity"] != repr(self.identity()):
+                raise BadCheckpoint(f"{path} belongs to another run; delete it, or choose another folder")
+            self.network.load_state_dict(kept["state"]["network"])
+            for weight, old in zip(self.network.parameters(), kept["state"]["momentum"], strict=True):
+                state = self.optimizer.state[weight]
+                if "momentum_buffer" in state:
+                    state["momentum_buffer"].copy_(old)
+                else:
+                    state["momentum_buffer"] = old.clone()
+            self.epoch, self.seconds, self.metrics = kept["epoch"], kept["seconds"], kept["metrics"]
+        except BadCheckpoint:
+            raise
+        except Exception as error:  # torch.load raises whatever its readers do, an OSError for half a file
+            raise BadCheckpoint(f"{path} is not a checkpoint, or is damaged; delete it to train again") from error
+
+
+def move(images: Tensor, rotation: float, generator: torch.Generator) -> Tensor:
+    """Shift images (n, 32, 32, 3) by up to 4 pixels, mirror half, turn by up to `rotation` degrees; black comes in.
+
+    Each pixel is looked up where it came from: turned back about the centre to the nearest pixel, mirrored, shifted.
+    """
+    n, size, device = len(images), images.shape[1], images.device
+    draw = torch.rand((4, n, 1, 1), generator=generator, device=device)
+    down, right = (draw[0] * 9).long() - 4, (draw[1] * 9).long() - 4
+    angle = (2 * draw[3] - 1) * math.radians(rotation)
+    y, x = torch.meshgrid(*[torch.arange(size, device=device) + 0.5 - size / 2] * 2, indexing="ij")
+    row = (angle.cos() * y - angle.sin() * x + size / 2).floor().long()
+    column = (angle.sin() * y + angle.cos() * x + size / 2).floor().long()
+    inside = (row >= 0) & (row < size) & (column >= 0) & (column < size)
+    column = torch.where(draw[2] < 0.5, size - 1 - column, column)
+    row, column = row + down, column + right
+    inside &= (row >= 0) & (row < size) & (column >= 0) & (column < size)
+    found = images[torch.arange(n, device=device)[:, None, None], row.clamp(0, size - 1), column.clamp(0, size - 1)]
+    return torch.where(inside[..., None], found, 0)
+
+
+def digest(*arrays: np.ndarray) -> str:
+    """A short hash of what is in arrays."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(f"{array.dtype} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()[:16]
