@@ -71,58 +71,91 @@ def gaps(a: Array, *, axis: int, xp: Any) -> Array:
 
 
 def log_ratios(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
-    """log r_i = -psi_s(u_i e^(-s m)), and -inf for masked classes and outside a finite support (t < 1)."""
+    """log r_i = -psi_s(u_i e^(-s m)), and -inf for masked classes and outside a finite support (t < 1).
+
+    For t > 2, e^(-s m) may underflow and s u_i overflow where their product does neither, or only the product
+    overflows: then log1p is the logarithm.
+    """
     s = t - 1
     masked = u == math.inf
-    v = xp.where(masked, 0.0, u) * xp.exp(-s * m)
-    outside = masked | (s * v <= -1)
-    return xp.where(outside, -math.inf, -psi(xp.where(outside, 0.0, v), s, xp=xp))
+    gap = xp.where(masked, 0.0, u)
+    if isinstance(s, float | int) and s <= 1:  # m is at most log K: e^(-s m) is at least 1 / K
+        v = gap * xp.exp(-s * m)
+        outside = masked | (s * v <= -1)
+        return xp.where(outside, -math.inf, -psi(xp.where(outside, 0.0, v), s, xp=xp))
+    half = xp.exp(-s / 2 * m)
+    v = gap * half * half
+    outside, huge = masked | (s * v <= -1), s * v == math.inf
+    log_r = -psi(xp.where(outside | huge, 0.0, v), s, xp=xp)
+    scaled = xp.where(huge, gap * 2.0**-64 * half * (s * half), 1.0)  # s v, but finite
+    log_r = xp.where(huge, -(xp.log(scaled) + 64 * math.log(2)) / xp.where(huge, s + 0 * m, 1.0), log_r)
+    return xp.where(outside, -math.inf, log_r)
 
 
 def normalizer(u: Array, t: Temperature, *, steps: int, axis: int, xp: Any) -> Array:
-    """m such that the probabilities e^(-m) r_i sum to 1, by `steps` Newton steps (see `newton_steps`).
-
-    With Z = e^(-m) sum r, this is Newton's method for Z^(-s) = 1 in lambda, written in m:
-    m <- m + psi_s(phi_s(log Z) R) with R = sum r / sum r^t, rearranged so that Z^s cannot overflow. Z^(-s) is a power
-    mean (t > 1) or a norm (t < 1) of functions linear in lambda, so that m climbs monotonically from any lower
-    bound. At t = 1 one step is log-sum-exp.
-    """
-    m = lower_bound(u, t, axis=axis, xp=xp)
+    """m such that the probabilities e^(-m) r_i sum to 1, by `steps` Newton steps (see `newton_steps`)."""
+    m = start(u, t, axis=axis, xp=xp)
     for _ in range(steps):
         m = newton_step(m, u, t, axis=axis, xp=xp)
     return m
 
 
 def newton_step(m: Array, u: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
-    """One step of `normalizer`."""
+    """One step of `normalizer`, from Z = e^(-m) sum r and R = sum r / sum r^t.
+
+    Up to t = 2 this is Newton's method for Z^(-s) = 1 in lambda, written in m: m <- m + psi_s(phi_s(log Z) R),
+    rearranged so that Z^s cannot overflow. Z^(-s) is a power mean (t > 1) or a norm (t < 1) of functions linear in
+    lambda, so that m climbs monotonically from any lower bound. At t = 1 one step is log-sum-exp.
+
+    Above t = 2, where that may take dozens of steps if logits are huge, it is Newton's method for Z = 1 in w = e^(-m),
+    with dZ/dw = sum r^t: Z is a sum of functions (w^(-s) + s u_i)^(-1/s), concave in w, so that m descends
+    monotonically from any upper bound.
+    """
     s = t - 1
-    finite_support = not (isinstance(t, float | int) and t >= 1)
-    # `log_ratios` again, without its care for derivatives: this is the inner loop.
-    decay = xp.exp(-s * m)
-    v = u * xp.where(decay == 0, -1e-37, -decay)  # a masked class stays at -inf where e^(-s m) underflows
-    if finite_support:
-        outside = s * v >= 1
-        v = xp.where(outside, 0.0, v)
-    log_r = psi(v, -s, xp=xp)
-    r, r_to_t = xp.exp(log_r), xp.exp(t * log_r)
-    if finite_support:
-        r, r_to_t = xp.where(outside, 0.0, r), xp.where(outside, 0.0, r_to_t)
-    total = xp.sum(r, axis=axis)
+    fixed = isinstance(t, float | int)
+    # This is the inner loop: `log_ratios` without its care for derivatives, and for what is small where t > 2.
+    if fixed and 1 <= t <= 2:
+        log_r = psi(u * -xp.exp(-s * m), -s, xp=xp)
+    elif fixed and t > 2:
+        half = -s / 2 * m
+        scaled = xp.where(u == math.inf, u, u * xp.exp(half))
+        x = scaled * (s * xp.exp(half))
+        log_x = xp.log(xp.where(x < math.inf, 1 + x, scaled)) + xp.where(x < math.inf, 0.0, half + math.log(s))
+        log_r = log_x / -s
+    else:
+        log_r = log_ratios(u, m, t, xp=xp)
+    r_to_t = xp.exp(t * log_r)
+    if not (fixed and t > 0):
+        r_to_t = xp.where(log_r == -math.inf, 0.0, r_to_t)
+    total, total_to_t = xp.sum(xp.exp(log_r), axis=axis), xp.sum(r_to_t, axis=axis)
     log_z = xp.log(total) - m
-    excess = total / xp.sum(r_to_t, axis=axis) - 1
-    return m + log_z + psi(excess * phi(log_z, -s, xp=xp), s, xp=xp)
+    if not fixed or t <= 2:
+        climbing = m + log_z + psi((total / total_to_t - 1) * phi(log_z, -s, xp=xp), s, xp=xp)
+    if not fixed or t > 2:
+        descending = m - xp.log1p(-xp.expm1(log_z) * xp.exp(m) / total_to_t)
+    if not fixed:
+        return xp.where(t > 2, descending, climbing)
+    return descending if t > 2 else climbing
 
 
-def lower_bound(u: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
-    """Jensen's inequality on sum r: m >= log K - psi_{-s}(mean(u) K^(-s)) where that is defined, and m >= 0."""
+def start(u: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
+    """The bound on m that `newton_step` goes on from: below, or m <= log K for t > 2.
+
+    The one below is Jensen's inequality on sum r: m >= log K - psi_{-s}(mean(u) K^(-s)) where that is defined, and
+    m >= 0.
+    """
     s = t - 1
     masked = u == math.inf
     count = xp.sum(xp.where(masked, 0.0, xp.ones_like(u)), axis=axis)
+    fixed, log_k = isinstance(t, float | int), xp.log(count)
+    if fixed and t > 2:
+        return log_k
     mean = xp.sum(xp.where(masked, 0.0, u), axis=axis) / count
-    v = mean * xp.exp(-s * xp.log(count))
+    v = mean * xp.exp(-s * log_k)
     defined = s * v < 1
-    bound = xp.log(count) - psi(xp.where(defined, v, 0.0), -s, xp=xp)
-    return xp.where(defined & (bound > 0), bound, 0.0)
+    bound = log_k - psi(xp.where(defined, v, 0.0), -s, xp=xp)
+    bound = xp.where(defined & (bound > 0), bound, 0.0)
+    return bound if fixed else xp.where(t > 2, log_k, bound)
 
 
 def newton_steps(t: float, classes: int, eps: float) -> int:
@@ -132,8 +165,12 @@ def newton_steps(t: float, classes: int, eps: float) -> int:
     """
     if t == 1:
         return 1
-    x = abs(t - 1) * math.log(max(classes, 2))
-    bound = min(10, 3 + 2 * math.log2(1 + x)) if t > 1 else min(14, 3 + 3 * x)
+    log_k = math.log(max(classes, 2))
+    if t > 2:
+        bound = 5 + 0.65 * log_k
+    else:
+        x = abs(t - 1) * log_k
+        bound = min(10, 3 + 2 * math.log2(1 + x)) if t > 1 else min(14, 3 + 3 * x)
     return int(bound) + (2 if eps < 1e-10 else 0)
 
 

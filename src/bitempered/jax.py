@@ -326,7 +326,7 @@ def _solution(a: Array, t: Any, axis: int) -> tuple[Array, Array]:
         0,
         steps,
         lambda _, m: core.newton_step(m, u, t, axis=axis, xp=xp),
-        core.lower_bound(u, t, axis=axis, xp=xp),
+        core.start(u, t, axis=axis, xp=xp),
     )
     return m, xp.max(a, axis=axis) + core.phi(m, t - 1, xp=xp)
 

@@ -299,16 +299,18 @@ class _Objective:
         """`bitempered.numpy.loss_and_grad`, but that the solver starts from the last call's solution."""
         t1, t2 = self.t1, self.t2
         u = core.gaps(a, axis=0, xp=xp)
-        m = least = core.lower_bound(u, t2, axis=0, xp=xp)
-        if self.tangent is not None:
+        m = least = core.start(u, t2, axis=0, xp=xp)
+        climbs = t2 <= 2
+        if climbs and self.tangent is not None:
             # lambda is convex: its tangent at the last logits is a lower bound, and close where they moved little.
             e, at_zero = self.tangent
             bound = core.psi(at_zero - xp.sum(e * u, axis=0), t2 - 1, xp=xp)
             m = np.where((bound > m) & (bound <= math.log(self.classes)), bound, m)
         for _ in range(core.newton_steps(t2, self.classes, float(np.finfo(float).eps))):
-            # Rounding can put the tangent above the solution, from where a step may be too long: hence the maximum.
-            before, m = m, np.fmax(core.newton_step(m, u, t2, axis=0, xp=xp), least)
-            if np.max(m - before) < 1e-9:  # the next step would be of the order of its square
+            before, m = m, core.newton_step(m, u, t2, axis=0, xp=xp)
+            if climbs:  # rounding can put the tangent above the solution, from where a step may be too long
+                m = np.fmax(m, least)
+            if np.max(abs(m - before)) < 1e-9:  # the next step would be of the order of its square
                 break
         log_p = core.log_probs(u, m, t2, xp=xp)
         inside = core.support(u, m, t2, xp=xp)
