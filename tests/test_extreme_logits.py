@@ -8,6 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from test_solver import weighted
 
 import bitempered.numpy as bt_numpy
 from bitempered import core, kernels
@@ -103,3 +104,24 @@ def test_second_derivatives_are_finite(t):
     logits = torch.tensor([3e38, 0.0, 0.0])
     hessian = torch.func.hessian(lambda a: bi_tempered_logistic_loss(a, torch.tensor(1), 0.8, t))(logits)
     assert hessian.isfinite().all()
+
+
+@pytest.mark.parametrize(("eps", "bar", "most"), [(2.0**-23, 1e-6, 1e38), (2.0**-52, 1e-11, 1e306)], ids=["32", "64"])
+@pytest.mark.parametrize("classes", [3, 10, 1000, 2**18])
+@pytest.mark.parametrize("t", [0.5, 1.2, 2.0, 2.1, 4.0, 10.0, 50.0, 100.0])
+def test_the_number_of_steps_suffices_for_gaps_of_all_sizes(t, classes, eps, bar, most):
+    """2,000 rows of up to six levels, each any number of classes, and two levels next to where climbing is slowest."""
+    rng = np.random.default_rng(0)
+    gaps = 10 ** rng.uniform(-6, math.log10(most), (2000, 6))
+    share = np.exp(rng.uniform(-12, 0, gaps.shape))
+    share[::4, 1:] = 0
+    total = classes ** rng.uniform(0, 1, (2000, 1))
+    counts = np.pad(np.round(share / share.sum(1, keepdims=True) * total), ((0, 0), (1, 0)), constant_values=1)
+    if t > 1:  # s u = K^s, or nearly
+        near = (t - 1) * np.log(total[::4, 0]) * rng.uniform(0.9, 1.1, 500)
+        gaps[::4, 0] = np.exp(np.minimum(near, math.log(most))) / (t - 1)
+    u, xp = np.pad(gaps, ((0, 0), (1, 0))), weighted(counts)
+    with np.errstate(all="ignore"):
+        m = core.normalizer(u, t, steps=core.newton_steps(t, classes, eps), axis=1, xp=xp)
+        mass = xp.sum(np.exp(core.log_probs(u, m, t, xp=xp)), axis=1)
+    assert abs(mass - 1).max() <= bar + classes * 2.0**-52
