@@ -39,7 +39,7 @@ def phi(v: Array, s: Temperature, *, xp: Any) -> Array:
 
 
 def _quotient(f: Any, series: tuple[float, ...], v: Array, s: Temperature, xp: Any) -> Array:
-    if isinstance(s, float | int):
+    if isinstance(s, (float, int)):
         return v if s == 0 else f(s * v) / s
     # An array s may hold zeros and may be differentiated: the series carries both through s = 0.
     x = s * xp.where((s == 0) & (abs(v) == math.inf), 0.0, v)
@@ -79,7 +79,7 @@ def log_ratios(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
     s = t - 1
     masked = u == math.inf
     gap = xp.where(masked, 0.0, u)
-    if isinstance(s, float | int) and s <= 1:  # m is at most log K: e^(-s m) is at least 1 / K
+    if isinstance(s, (float, int)) and s <= 1:  # m is at most log K: e^(-s m) is at least 1 / K
         v = gap * xp.exp(-s * m)
         outside = masked | (s * v <= -1)
         return xp.where(outside, -math.inf, -psi(xp.where(outside, 0.0, v), s, xp=xp))
@@ -112,7 +112,7 @@ def newton_step(m: Array, u: Array, t: Temperature, *, axis: int, xp: Any) -> Ar
     monotonically from any upper bound.
     """
     s = t - 1
-    fixed = isinstance(t, float | int)
+    fixed = isinstance(t, (float, int))
     # This is the inner loop: `log_ratios` without its care for derivatives, and for what is small where t > 2.
     if fixed and 1 <= t <= 2:
         log_r = psi(u * -xp.exp(-s * m), -s, xp=xp)
@@ -147,7 +147,7 @@ def start(u: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
     s = t - 1
     masked = u == math.inf
     count = xp.sum(xp.where(masked, 0.0, xp.ones_like(u)), axis=axis)
-    fixed, log_k = isinstance(t, float | int), xp.log(count)
+    fixed, log_k = isinstance(t, (float, int)), xp.log(count)
     if fixed and t > 2:
         return log_k
     mean = xp.sum(xp.where(masked, 0.0, u), axis=axis) / count
@@ -181,7 +181,7 @@ def log_probs(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
 
 def support(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
     """Which classes are inside the support, its edge included: there y_hat is 0, but not all derivatives are."""
-    if isinstance(t, float | int) and t >= 1:
+    if isinstance(t, (float, int)) and t >= 1:
         return True
     return ((t - 1) * xp.where(u == math.inf, 0.0, u) * xp.exp((1 - t) * m) >= -1) & ((u != math.inf) | (t >= 1))
 
