@@ -25,7 +25,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_SOURCE = Path(__file__).with_suffix(".c")
+_SOURCES = [Path(__file__).with_name(name) for name in ("cpu.c", "vectors.h")]
+_FLAGS = [
+    *("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"),
+    *("-fwrapv", "-fno-strict-aliasing"),  # integers are bits of floats, blocks are both vectors and numbers
+]
 # What torch found the processor to have, so that a library in a shared home folder never meets a lesser one.
 _VECTORS = {"AVX2": ["-mavx2", "-mfma"], "AVX512": ["-mavx2", "-mfma"]}
 
@@ -44,10 +48,10 @@ def compiler() -> list[str]:
 def library() -> ctypes.CDLL | Unavailable:
     """The library of cpu.c, made once per source, compiler and processor, and kept in the user's cache folder."""
     vectors = _VECTORS.get(torch.backends.cpu.get_cpu_capability(), [])
-    flags = ["-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
-    command = [*compiler(), *flags, *vectors, str(_SOURCE)]
+    command = [*compiler(), *_FLAGS, *vectors, str(_SOURCES[0])]
     try:
-        key = hashlib.sha256(_SOURCE.read_bytes() + f"{platform.machine()} {command}".encode()).hexdigest()[:16]
+        source = b"".join(path.read_bytes() for path in _SOURCES)
+        key = hashlib.sha256(source + f"{platform.machine()} {command}".encode()).hexdigest()[:16]
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bitempered"
         path = folder / f"cpu-{key}.so"
         if not path.exists():
