@@ -1,6 +1,7 @@
 """The loss, its gradient and the normaliser in 50 digits, from the paper, with none of the package's code.
 
 Temperatures and logits are taken as the exact binary numbers they are, so that t = 1 + 1e-7 in float64 is itself.
+Where `counts` are given, each class stands for that many equal ones.
 """
 
 import mpmath as mp
@@ -27,7 +28,7 @@ def exp_t(x, t):
     return base ** (1 / (1 - t))
 
 
-def normalizer(a, t):
+def normalizer(a, t, counts=None):
     """lambda with sum exp_t(a_i - lambda) = 1, by bisection.
 
     The bisection runs over the largest probability q in [1/K, 1], for which lambda = max(a) - log_t(q): for t far
@@ -36,11 +37,12 @@ def normalizer(a, t):
     t = mp.mpf(t)
     a = [mp.mpf(x) for x in a]
     top = max(a)
-    low, high = -mp.log(len(a)), mp.mpf(0)
+    counts = counts or [1] * len(a)
+    low, high = -mp.log(sum(counts)), mp.mpf(0)
 
     def mass(log_q):
         lam = top - log_t(mp.exp(log_q), t)
-        return mp.fsum(exp_t(x - lam, t) for x in a)
+        return mp.fsum(n * exp_t(x - lam, t) for n, x in zip(counts, a, strict=True))
 
     for _ in range(170):  # log K / 2^170: past 50 digits
         middle = (low + high) / 2
@@ -51,34 +53,39 @@ def normalizer(a, t):
     return top - log_t(mp.exp((low + high) / 2), t)
 
 
-def softmax(a, t):
-    lam = normalizer(a, t)
+def softmax(a, t, counts=None):
+    lam = normalizer(a, t, counts)
     return [exp_t(mp.mpf(x) - lam, t) for x in a]
 
 
-def divergence(y, p, t):
+def divergence(y, p, t, counts=None):
     """The paper's Bregman divergence between two distributions, with 0 log_t 0 = 0."""
     t = mp.mpf(t)
     total = mp.mpf(0)
-    for yi, pi in zip(y, p, strict=True):
+    for n, yi, pi in zip(counts or [1] * len(y), y, p, strict=True):
         if yi > 0:
-            total += yi * (log_t(yi, t) - log_t(pi, t))
-        total -= (yi ** (2 - t) - pi ** (2 - t)) / (2 - t)
+            total += n * yi * (log_t(yi, t) - log_t(pi, t))
+        total -= n * (yi ** (2 - t) - pi ** (2 - t)) / (2 - t)
     return total
 
 
-def loss_and_gradient(a, y, t1, t2, w=None):
+def loss_and_gradient(a, y, t1, t2, w=None, counts=None):
     """W Delta(w y / W, y_hat), and its gradient in the logits by the paper's formula (appendix E)."""
     t1, t2 = mp.mpf(t1), mp.mpf(t2)
+    counts = counts or [1] * len(y)
+
+    def total(values):
+        return mp.fsum(n * x for n, x in zip(counts, values, strict=True))
+
     z = [mp.mpf(yi) * (1 if w is None else mp.mpf(w[i])) for i, yi in enumerate(y)]
-    total = mp.fsum(z)
-    if total == 0:
+    W = total(z)
+    if W == 0:
         return mp.mpf(0), [mp.mpf(0)] * len(z)
-    q = [zi / total for zi in z]
-    p = softmax(a, t2)
+    q = [zi / W for zi in z]
+    p = softmax(a, t2, counts)
     escort = [pi**t2 if pi > 0 else mp.mpf(0) for pi in p]
-    norm = mp.fsum(escort)
+    norm = total(escort)
     v = [(pi - qi) * pi ** (t2 - t1) if pi > 0 else mp.mpf(0) for pi, qi in zip(p, q, strict=True)]
-    v_sum = mp.fsum(v)
-    gradient = [total * (vi - ei / norm * v_sum) for vi, ei in zip(v, escort, strict=True)]
-    return total * divergence(q, p, t1), gradient
+    v_sum = total(v)
+    gradient = [W * (vi - ei / norm * v_sum) for vi, ei in zip(v, escort, strict=True)]
+    return W * divergence(q, p, t1, counts), gradient

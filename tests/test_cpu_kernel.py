@@ -2,10 +2,20 @@
 
 import itertools
 import math
+import os
+import pwd
+import re
 import shutil
+import stat
+import subprocess
+import sys
+import time
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
 
 import mpmath as mp
+import numpy as np
 import oracle
 import pytest
 import torch
@@ -105,17 +115,191 @@ def test_logits_that_are_hard_to_normalise(t, seed, classes):
     assert_agree(run(logits, target, t1, t, reduction="none"), want, cancelled=1e-7)
 
 
-@pytest.mark.parametrize(("t1", "t2"), FEW_PAIRS)
-@pytest.mark.parametrize("smoothing", [0.0, 0.125])  # exact in binary: the oracle's target is the same
-def test_the_oracle_agrees(t1, t2, smoothing):
-    logits, target = make(5, 6, 3.0)
-    weight = torch.tensor([1.0, 0.5, 2.0, 0.25, 4.0, 0.0])
-    loss, gradient = run(logits, target, t1, t2, weight=weight, label_smoothing=smoothing, reduction="none")
-    for i in range(5):
-        y = [(1 - mp.mpf(smoothing)) * int(j == target[i]) + mp.mpf(smoothing) / 6 for j in range(6)]
-        want, want_gradient = oracle.loss_and_gradient(logits[i].tolist(), y, t1, t2, weight.tolist())
-        assert abs(loss[i].item() - want) <= 2e-6 * max(1, want)
-        assert max(abs(g - w) for g, w in zip(gradient[i].tolist(), want_gradient, strict=True)) <= 2e-6
+def want_exactly(logits, label, weight, smoothing, t1, t2):
+    """W, loss and gradient of one row by the oracle; equal classes are one to it, and have one gradient.
+
+    Which these are is in `kinds`. An ignored row is 0.
+    """
+    classes, smoothing = len(logits), mp.mpf(smoothing)
+    weight = torch.ones(classes) if weight is None else weight
+    table = torch.stack((logits, weight, torch.arange(classes) == label), 1)
+    kind, kinds, counts = np.unique(table.double().numpy(), axis=0, return_inverse=True, return_counts=True)
+    kinds = torch.tensor(kinds.reshape(-1))
+    if label == -100:
+        return mp.mpf(0), mp.mpf(0), [mp.mpf(0)] * len(kind), kinds
+    a, w, is_label = kind.T.tolist()
+    y = [smoothing / classes + (1 - smoothing) * hit for hit in is_label]
+    loss, gradient = oracle.loss_and_gradient(a, y, t1, t2, w, counts.tolist())
+    W = mp.fsum(n * mp.mpf(wi) * yi for n, wi, yi in zip(counts.tolist(), w, y, strict=True))
+    return W, loss, gradient, kinds
+
+
+def assert_exact(values, exact, W, rounding=1e-18):
+    """The bar: 3e-6 of the value, or of min(1, W) where the value is less; for W multiplies all.
+
+    Above 1 that may ask for more digits of a value than float64 has for its terms: so much of W is `rounding`. 1e-44
+    is for float32's smallest numbers. A value beyond its largest is infinite.
+    """
+    for value in values.unique().tolist():
+        if abs(exact) > torch.finfo(torch.float32).max:
+            assert value == mp.sign(exact) * mp.inf
+        else:
+            assert abs(value - exact) <= 3e-6 * max(min(1, W), abs(exact)) + rounding * W + 1e-44
+
+
+def assert_gradient_is_exact(gradient, exact, kinds, W):
+    for i, value in enumerate(exact):
+        assert_exact(gradient[kinds == i], value, W, 1e-13)  # a difference of numbers as large as W
+
+
+def assert_row_is_exact(logits, label, weight, smoothing, t1, t2):
+    options = {"weight": weight, "label_smoothing": smoothing, "reduction": "none"}
+    loss, gradient = run(logits[None], torch.tensor([label]), t1, t2, **options)
+    W, want, want_gradient, kinds = want_exactly(logits, label, weight, smoothing, t1, t2)
+    assert_exact(loss, want, W)
+    if want < mp.inf:
+        assert_gradient_is_exact(gradient[0], want_gradient, kinds, W)
+
+
+def draw_temperature(rng):
+    kinds = [
+        lambda: rng.choice([0.0, 0.5, 0.8, 1.0, 1.05, 1.2, 1.5, 2.0, 4.0, 10.0, 100.0]),
+        lambda: 1 + rng.choice([-1, 1]) * 10 ** rng.uniform(-9, -3),
+        lambda: 2 - 10 ** rng.uniform(-6, -1),
+        lambda: rng.uniform(0, 4),
+        lambda: rng.uniform(4, 100),
+    ]
+    return float(kinds[rng.integers(len(kinds))]())
+
+
+def draw_row(rng, classes):
+    """Of many classes there are few kinds, so that the oracle can follow."""
+    kinds = min(classes, 8)
+    kind = np.arange(classes) if classes == kinds else rng.choice(kinds, classes, p=rng.dirichlet(np.ones(kinds)))
+    # A new head, near ties, usual, confident, absurd.
+    logits = rng.choice([0.0, 1e-3, 0.3, 1.0, 5.0, 30.0, 1e4]) * rng.normal(size=kinds)
+    if rng.random() < 0.15:
+        logits[rng.random(kinds) < 0.3] = -np.inf
+        logits[kind[0]] = 1.0
+    weight = [None, np.full(kinds, 10 ** rng.uniform(-30, 30)), 10 ** rng.uniform(-30, 30, kinds), rng.random(kinds)]
+    weight = weight[rng.integers(4)]
+    if weight is not None and rng.random() < 0.2:
+        weight[rng.integers(kinds)] = 0
+    logits = torch.tensor(logits[kind], dtype=torch.float32)
+    weight = None if weight is None else torch.tensor(weight[kind], dtype=torch.float32)
+    label = int(logits.argmax() if rng.random() < 0.3 else rng.integers(classes))
+    return logits, label, weight
+
+
+@pytest.mark.parametrize("classes", [2, 3, 8, 600, 100_000])  # the last two are folded into columns
+@pytest.mark.parametrize("smoothed", [False, True], ids=["label", "smoothed"])
+def test_the_oracle_agrees(classes, smoothed):
+    """Temperatures next to 1 and to 2 and up to 100, any smoothing, weights of any size, masked classes."""
+    rng = np.random.default_rng([classes, smoothed])
+    for _ in range(24 if classes < 100_000 else 6):
+        t2 = draw_temperature(rng)
+        t1 = min(draw_temperature(rng), t2)
+        smoothing = rng.choice([1e-6, 0.1, 0.5, 1.0, rng.random()]) if smoothed else 0.0
+        assert_row_is_exact(*draw_row(rng, classes), float(smoothing), t1 if t1 < 2 else 2 - 1e-6, t2)
+
+
+# 2e-16 is the last before 2; 1.5 is where the formula changes.
+NEXT_TO_1_AND_2 = [1 + sign * 10.0**e for e in range(-9, -1) for sign in (-1, 1)]
+NEXT_TO_1_AND_2 += [1.0, 1.5, 1.5001, 1.76, 1.99999, 2 - 1e-6, 2 - 1e-9, 2 - 2.3e-16]
+
+
+@pytest.mark.parametrize("t1", NEXT_TO_1_AND_2)
+def test_smoothing_with_t1_next_to_1_and_2(t1):
+    weight = torch.tensor([1.0, 1.0, 1e-15])
+    for t2 in {t1, max(t1, 1.2), max(t1, 4.0)}:
+        for label in range(3):
+            assert_row_is_exact(torch.tensor([0.3, -0.2, 0.1]), label, weight[[label, 0, 2]], 0.1, t1, t2)
+        assert_row_is_exact(torch.tensor([0.3, -0.2, 0.1]), 0, None, 0.1, t1, t2)
+
+
+@pytest.mark.parametrize("classes", [3, 100_000])
+@pytest.mark.parametrize("tiny", [1e-15, 1e-30])
+def test_smoothing_over_tiny_weights(classes, tiny):
+    logits = torch.arange(classes).remainder(3) * 0.25
+    for heavy, t1 in itertools.product((0, 1), (1.0, 1.5)):  # the label's is the only usual weight, or is not
+        weight = torch.full((classes,), tiny)
+        weight[heavy] = 1.0
+        assert_row_is_exact(logits, 0, weight, 1e-6, t1, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("logits", "t1", "t2"),
+    [
+        ([1e36, 0.0], 1.9, 1.9),  # y_hat = 1e-40, yet y_hat^(2 - t1) counts
+        ([1e37, 0.0, -1e37], 1.0, 100.0),  # s u is beyond float32
+        ([3e38, 0.0, 1e38], 0.5, 4.0),
+        ([1e38, -1e38, 0.0], 1.9, 1.95),  # half of which the float32 block has no room for
+        ([3e38, 0.0], 0.0, 0.5),
+    ],
+)
+def test_huge_gaps(logits, t1, t2):
+    for label, smoothing in itertools.product(range(len(logits)), (0.0, 0.1)):
+        assert_row_is_exact(torch.tensor(logits), label, None, smoothing, t1, t2)
+        assert_row_is_exact(torch.tensor(logits + [0.0] * 600), label, None, smoothing, t1, t2)
+
+
+@pytest.mark.parametrize("classes", [4, 600])
+@pytest.mark.parametrize(("t1", "t2"), [(0.0, 0.5), (0.5, 4.0), (0.8, 1.2), (1.0, 1.0), (1.99, 1.99)])
+@pytest.mark.parametrize("W", [1e10, 1e30])
+def test_large_weights_do_not_magnify_rounding(classes, t1, t2, W):
+    """What is small beside W: the gradient of an outlier, a loss whose target is nearly met, or surely."""
+    weight = torch.full((classes,), W)
+    logits = torch.tensor([1.0, 0.999, -0.5, -1.0] + [-1.0] * (classes - 4))
+    assert_row_is_exact(logits, 2, weight, 0.0, t1, t2)
+    assert_row_is_exact(20 * logits, 0, weight, 0.0, t1, t2)
+    for distance in (1e-2, 1e-4):  # y_hat = q (1 +- distance) to first order, for a label of 0
+        q = (torch.arange(classes) == 0) * 0.5 + 0.5 / classes
+        log_p = q.double().log() + distance * (-1.0) ** torch.arange(classes)
+        logits = log_p if t2 == 1 else torch.expm1((1 - t2) * log_p) / (1 - t2)
+        assert_row_is_exact(logits.float(), 0, weight, 0.5, t1, t2)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("classes", [6, 600])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(-30, 30), (-45, -38), (30, 38)],  # mixed; below float32's normal numbers; near its largest
+)
+def test_reductions_with_weights_of_every_size(smoothing, classes, low, high):
+    """No sum, and nothing that a mean divides again, may overflow or vanish on the way."""
+    t1, t2 = 2 - 1e-6, 2.0
+    rng = np.random.default_rng(0)
+    levels = torch.tensor(rng.normal(size=6), dtype=torch.float32)
+    logits = levels[torch.arange(7)[:, None].add(torch.arange(classes)).remainder(6)]
+    weight = torch.tensor(10.0 ** np.linspace(low, high, 6), dtype=torch.float32)[torch.arange(classes) % 6]
+    target = torch.tensor([0, 1, -100, 2, 3, 4, 5])
+    rows = [want_exactly(a, y, weight, smoothing, t1, t2) for a, y in zip(logits, target.tolist(), strict=True)]
+    W, losses, gradients, kinds = zip(*rows, strict=True)
+    options = {"weight": weight, "label_smoothing": smoothing}
+    for reduction, divisor in (("none", 1), ("sum", 1), ("mean", mp.fsum(weight[target[target >= 0]].tolist()))):
+        loss, gradient = run(logits, target, t1, t2, reduction=reduction, **options)
+        if reduction == "none":
+            for i in range(7):
+                assert_exact(loss[i], losses[i], W[i])
+        else:
+            assert_exact(loss, mp.fsum(losses) / divisor, mp.fsum(W) / divisor)
+        for i in range(7):
+            assert_gradient_is_exact(gradient[i], [g / divisor for g in gradients[i]], kinds[i], W[i] / divisor)
+
+
+@pytest.mark.parametrize("classes", [6, 600])
+@pytest.mark.parametrize("unused", [math.nan, math.inf])
+def test_weights_of_classes_that_no_target_has_do_not_matter(classes, unused):
+    logits, _ = make(5, classes, 3.0)
+    target = torch.tensor([-100, 0, 2, 2, 0])  # some rows have their largest logit elsewhere, some here
+    logits[3, 2] = 20.0
+    others = torch.ones(classes).index_fill(0, target[1:], 0).bool()
+    weight = torch.arange(1.0, classes + 1)
+    for reduction in ("none", "sum", "mean"):
+        want = run(logits, target, 0.8, 1.2, weight=weight, reduction=reduction)
+        got = run(logits, target, 0.8, 1.2, weight=weight.masked_fill(others, unused), reduction=reduction)
+        assert torch.equal(got[0], want[0])
+        assert torch.equal(got[1], want[1])
 
 
 @pytest.mark.parametrize(("t1", "t2"), FEW_PAIRS)
@@ -213,8 +397,8 @@ def test_a_masked_class_without_weight_counts_nothing(smoothing):
 
 @pytest.mark.parametrize(("t", "gap"), [(0.0, 1.0), (0.5, 2.0), (0.75, 4.0)])  # gaps of 1 / (1 - t)
 def test_at_the_edge_of_the_support_the_derivative_is_the_one_from_inside(t, gap):
-    logits, target = torch.tensor([[gap, 0.0]]), torch.tensor([1])
-    for smoothing in (0.0, 0.25):
+    for logits, smoothing in itertools.product(([gap, 0.0], [gap, 0.0, -9.0]), (0.0, 0.25)):
+        logits, target = torch.tensor([logits]), torch.tensor([1])
         for t1 in (0.0, t):
             options = {"label_smoothing": smoothing, "reduction": "none"}
             assert_agree(run(logits, target, t1, t, **options), exact(logits, target, t1, t, **options))
@@ -368,53 +552,220 @@ def test_it_is_the_default_for_float32_class_indices_and_for_nothing_else():
         assert kernels.choose(logits, target, 1) == "core"
 
 
-def test_without_a_compiler_core_serves_and_force_says_why(monkeypatch, tmp_path):
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """A cache folder of its own, and a library that has not been looked for yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cpu.library.cache_clear()
+    yield tmp_path / "cache" / "bitempered"
+    cpu.library.cache_clear()
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+BROKEN = {  # CC, what is said
+    "no compiler": ("no-such-compiler", "cannot be started.*No such file or directory: 'no-such-compiler'"),
+    "a name that is no text": (os.fsdecode(b"\xff"), "cannot be started.*No such file or directory"),
+    "an error": ("cc -no-such-flag", "failed: .*no-such-flag"),
+    "an odd quote": ('cc "', "CC must be a command line, got 'cc \"': No closing quotation"),
+    "nothing made": ("true", "cpu.so"),
+    "something else made": ("cc -xc /dev/null -Dbitempered_loss=other", "made something else: .*bitempered_loss"),
+    "bytes that are no text": (r"sh -c 'printf \\377-broken >&2; exit 1'", "failed: \ufffd-broken"),
+}
+
+
+@pytest.mark.parametrize(("compiler", "reason"), BROKEN.values(), ids=BROKEN)
+def test_without_a_library_core_serves_and_the_log_says_why(monkeypatch, cache, caplog, compiler, reason):
     logits, target = make(4, 5)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for compiler, reason in (("no-such-compiler", "No such file or directory"), ("cc -no-such-flag", "no-such-flag")):
-        monkeypatch.setenv("CC", compiler)
-        cpu.library.cache_clear()
+    monkeypatch.setenv("CC", compiler)
+    for _ in range(3):
+        assert kernels.choose(logits, target, 1) == "core"
+        assert bi_tempered_logistic_loss(logits, target, 0.8, 1.2).isfinite()
+    (record,) = caplog.records  # once
+    assert (record.name, record.levelname) == ("bitempered", "WARNING")
+    assert re.search(reason, record.getMessage(), re.DOTALL)
+    with kernels.use("cpu"), pytest.raises(RuntimeError, match=f"(?s){reason}"):
+        bi_tempered_logistic_loss(logits, target, 0.8, 1.2)
+    assert list(cache.glob("*")) == []
+
+
+def test_a_compiler_that_hangs_is_ended_with_all_it_started(monkeypatch, cache, tmp_path):
+    monkeypatch.setenv("CC", script(tmp_path / "cc", f"sleep 600 & echo $! > {tmp_path}/pid; wait"))
+    monkeypatch.setattr(cpu, "_TIME_LIMIT", 1)
+    start = time.monotonic()
+    assert "did not finish in 1 s" in str(cpu.library())
+    assert time.monotonic() - start < 60
+    child = int((tmp_path / "pid").read_text())
+    for _ in range(600):  # whoever inherits it has yet to bury it
         try:
-            assert kernels.choose(logits, target, 1) == "core"
-            assert bi_tempered_logistic_loss(logits, target, 0.8, 1.2).isfinite()
-            with kernels.use("cpu"), pytest.raises(RuntimeError, match=reason):
-                bi_tempered_logistic_loss(logits, target, 0.8, 1.2)
-        finally:
-            cpu.library.cache_clear()
-    assert list(tmp_path.rglob("*.so")) == []
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"process {child} is still there")
 
 
-def test_without_vector_instructions(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(cpu, "_VECTORS", {})
-    cpu.library.cache_clear()
-    try:
-        for classes, std in ((10, 10.0), (1000, 3.0)):
-            logits, target = make(13, classes, std)
-            for t1, t2 in FEW_PAIRS:
-                options = {"label_smoothing": 0.1, "reduction": "none"}
-                assert_agree(
-                    run(logits, target, t1, t2, **options), exact(logits, target, t1, t2, **options), cancelled=3e-7
-                )
-    finally:
-        cpu.library.cache_clear()
-
-
-def test_the_library_is_made_once(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_it_can_be_turned_off(monkeypatch, cache, caplog):
     logits, target = make(4, 5)
-    want = run(logits, target, 0.8, 1.2)
-    cpu.library.cache_clear()
+    monkeypatch.setenv("BITEMPERED_CPU_KERNEL", "0")
+    assert kernels.choose(logits, target, 1) == "core"
+    with kernels.use("cpu"), pytest.raises(RuntimeError, match="BITEMPERED_CPU_KERNEL=0 turns it off"):
+        bi_tempered_logistic_loss(logits, target, 0.8, 1.2)
+    assert not caplog.records
+    assert not cache.exists()
+
+
+def test_the_library_is_made_once_which_the_log_says(monkeypatch, cache, caplog):
+    caplog.set_level("INFO", "bitempered")
+    monkeypatch.setenv("CC", "")  # as if not set
+    logits, target = make(4, 5)
+    want = exact(logits, target, 0.8, 1.2)[0].float()
+    previous = os.umask(0)  # the widest
     try:
-        torch.testing.assert_close(run(logits, target, 0.8, 1.2), want, rtol=0, atol=0)
-        (made,) = tmp_path.rglob("*.so")
-        cpu.library.cache_clear()
-        before = made.stat().st_mtime_ns
-        torch.testing.assert_close(run(logits, target, 0.8, 1.2), want, rtol=0, atol=0)
-        assert made.stat().st_mtime_ns == before
-        assert list(made.parent.iterdir()) == [made]
+        torch.testing.assert_close(run(logits, target, 0.8, 1.2)[0], want)
     finally:
+        os.umask(previous)
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert record.getMessage().startswith(f"compiling the C kernel, once, into {cache}")
+    (made,) = cache.iterdir()
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    before = made.stat()
+    monkeypatch.delenv("CC")
+    cpu.library.cache_clear()
+    torch.testing.assert_close(run(logits, target, 0.8, 1.2)[0], want)
+    assert (made.stat().st_ino, made.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert len(caplog.records) == 1
+
+
+def test_only_a_whole_and_private_library_is_loaded(tmp_path):
+    """In another process: a library that is cut off ends it."""
+    program = """
+import ctypes, os, sys
+from pathlib import Path
+from bitempered.kernels import cpu
+
+whole = Path(sys.argv[1])  # what CC, a script, copies to where the library shall be
+made = 0
+
+
+def damage(name, path):
+    content = path.read_bytes()
+    content = {
+        "cut off": content[:8000],
+        "of a byte too many": content + b" ",
+        "no library": b"",
+        "another library": Path(sys.argv[2]).read_bytes(),
+    }.get(name, content)
+    path.unlink()  # this process has it in memory
+    path.write_bytes(content)
+    path.chmod({"writable by the group": 0o620, "writable by others": 0o602}.get(name, 0o600))
+    if name == "a link":
+        path.rename(path.with_suffix(".other"))
+        path.symlink_to(path.with_suffix(".other"))
+    if name == "someone else's":
+        os.chown(path, 1, -1)
+
+
+names = ["cut off", "of a byte too many", "no library", "another library", "writable by the group"]
+names += ["writable by others", "a link"] + ["someone else's"] * (os.getuid() == 0)
+for name in names:
+    os.environ["XDG_CACHE_HOME"] = str(Path(sys.argv[3]) / name)
+    for done in ("made", "made again", "found"):
+        print(name, done, flush=True)
         cpu.library.cache_clear()
+        library = cpu.library()
+        assert isinstance(library, ctypes.CDLL), library
+        made += done != "found"
+        assert len(Path(sys.argv[4]).read_text()) == made
+        if done == "made":
+            (path,) = Path(os.environ["XDG_CACHE_HOME"]).rglob("*.so")
+            damage(name, path)
+        else:
+            assert path.read_bytes() == whole.read_bytes()
+            assert path.lstat().st_mode & 0o777 == 0o600
+"""
+    whole, other, log = tmp_path / "whole", tmp_path / "other", tmp_path / "log"
+    subprocess.run([*cpu.compiler(), *cpu._FLAGS, "-O0", str(cpu._SOURCES[0]), "-o", str(whole)], check=True)
+    subprocess.run([*cpu.compiler(), "-shared", "-xc", "/dev/null", "-o", str(other)], check=True)
+    copy = script(tmp_path / "cc", f'printf . >> {log}\nfor last; do :; done\ncp {whole} "$last"')
+    arguments = [str(whole), str(other), str(tmp_path), str(log)]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], env=os.environ | {"CC": copy}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{done.returncode} after {done.stdout.splitlines()[-1:]}: {done.stderr}"
+
+
+def test_only_a_private_folder_is_used(monkeypatch, cache):
+    monkeypatch.setenv("CC", "false")
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    assert "failed" in str(cpu.library())
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    cpu.library.cache_clear()
+    assert str(cpu.library()) == f"{cache} belongs to another user: set XDG_CACHE_HOME to a folder of your own"
+
+
+@pytest.mark.parametrize("home", [None, "", "relative"])
+@pytest.mark.parametrize("xdg", [None, "", "relative"])
+def test_the_cache_is_never_where_the_program_was_started(monkeypatch, cache, tmp_path, home, xdg):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CC", "false")
+    for name, value in (("HOME", home), ("XDG_CACHE_HOME", xdg)):
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_dir=str(tmp_path / "real")))
+    assert "failed" in str(cpu.library())
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("bitempered")] == [Path("real/.cache/bitempered")]
+
+    def nobody(_):
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    cpu.library.cache_clear()
+    assert str(cpu.library()) == "there is no home folder to keep it in: set XDG_CACHE_HOME to an absolute path"
+
+
+def test_two_processes_make_it_at_once(cache):
+    program = """
+import torch
+from bitempered import kernels
+from bitempered.torch import bi_tempered_logistic_loss
+print("ready", flush=True)
+input()
+with kernels.use("cpu"):
+    print(bi_tempered_logistic_loss(torch.eye(3), torch.arange(3), 0.8, 1.2).item())
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([sys.executable, "-c", program], **pipes) for _ in range(2)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    results = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    with kernels.use("core"):
+        want = bi_tempered_logistic_loss(torch.eye(3), torch.arange(3), 0.8, 1.2).item()
+    assert [float(result) for result in results] == [pytest.approx(want, rel=1e-6)] * 2
+    assert [path.suffix for path in cache.iterdir()] == [".so"]
+
+
+def test_without_vector_instructions(monkeypatch, cache):
+    monkeypatch.setattr(cpu, "_VECTORS", {})
+    for classes, std in ((10, 10.0), (1000, 3.0)):
+        logits, target = make(13, classes, std)
+        for t1, t2 in FEW_PAIRS:
+            options = {"label_smoothing": 0.1, "reduction": "none"}
+            assert_agree(
+                run(logits, target, t1, t2, **options), exact(logits, target, t1, t2, **options), cancelled=3e-7
+            )
 
 
 @pytest.mark.parametrize("bad", [5, -1, 2**62])
@@ -430,10 +781,17 @@ def test_an_index_out_of_range_raises_and_writes_nothing(bad):
         bi_tempered_logistic_loss(logits, target, 0.8, 1.2, ignore_index=2**64)
 
 
-def test_empty_and_all_ignored():
-    logits, target = make(3, 5)
-    loss, gradient = run(logits, torch.full((3,), -100), 0.8, 1.2)
-    assert loss.isnan()
-    assert not gradient.any()  # as cross_entropy
-    assert run(logits[:0], target[:0], 0.8, 1.2)[0].isnan()
-    assert run(logits[:0], target[:0], 0.8, 1.2, reduction="sum")[0] == 0
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("classes", [5, 600])
+def test_empty_and_all_ignored(smoothing, classes):
+    logits, target = make(3, classes)
+    for weight in (None, torch.full((classes,), 1e30), torch.zeros(classes)):
+        options = {"weight": weight, "label_smoothing": smoothing}
+        loss, gradient = run(logits, torch.full((3,), -100), 0.8, 1.2, **options)
+        assert loss.isnan()
+        assert not gradient.any()  # as cross_entropy
+        loss, gradient = run(logits, torch.full((3,), -100), 0.8, 1.2, reduction="sum", **options)
+        assert loss == 0
+        assert not gradient.any()
+        assert run(logits[:0], target[:0], 0.8, 1.2, **options)[0].isnan()
+        assert run(logits[:0], target[:0], 0.8, 1.2, reduction="sum", **options)[0] == 0

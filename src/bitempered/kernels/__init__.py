@@ -1,8 +1,9 @@
 """Which implementation computes a loss: the only place that decides.
 
 "core" serves everything. "triton" serves half precision and float32 on a GPU, first derivatives, the tempered softmax
-as well; "cpu" float32 class indices on a CPU that has a C compiler beside it, in two dimensions, first derivatives.
-Whatever else is asked of them later (a second derivative, jvp, vmap) goes through core.
+as well; "cpu" float32 class indices on a CPU that has a C compiler beside it, in two dimensions, first derivatives,
+unless BITEMPERED_CPU_KERNEL=0 in the environment turns it off. Whatever else is asked of them later (a second
+derivative, jvp, vmap) goes through core.
 """
 
 import importlib.util

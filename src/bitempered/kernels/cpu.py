@@ -9,25 +9,35 @@ gradient at (0.8, 1.2), and what comes on top.
 
 Numba's thread pools come on top of torch's, and the flag that lets LLVM vectorise sums also let it simplify away the
 rounding that exp2 is made of. torch.compile (`bitempered bench`) compiles anew for shapes and options, and cannot stop
-where a row has converged. The wheel stays pure Python; without a compiler core serves.
+where a row has converged. The wheel stays pure Python; without a compiler core serves, and a warning in the log of
+"bitempered" says why. BITEMPERED_CPU_KERNEL=0 in the environment turns the kernel off.
 """
 
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shlex
+import signal
+import stat
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-_SOURCE = Path(__file__).with_suffix(".c")
+_SOURCES = [Path(__file__).with_name(name) for name in ("cpu.c", "vectors.h")]
+_FLAGS = [
+    *("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"),
+    *("-fwrapv", "-fno-strict-aliasing"),  # integers are bits of floats, blocks are both vectors and numbers
+]
 # What torch found the processor to have, so that a library in a shared home folder never meets a lesser one.
 _VECTORS = {"AVX2": ["-mavx2", "-mfma"], "AVX512": ["-mavx2", "-mfma"]}
+_TIME_LIMIT = 120  # seconds, of which a compiler needs 2 to 10
 
 _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 
@@ -37,29 +47,111 @@ class Unavailable(Exception):
 
 
 def compiler() -> list[str]:
-    return shlex.split(os.environ.get("CC", "cc"))
+    return shlex.split(os.environ.get("CC", "")) or ["cc"]
 
 
 @functools.cache
 def library() -> ctypes.CDLL | Unavailable:
     """The library of cpu.c, made once per source, compiler and processor, and kept in the user's cache folder."""
-    vectors = _VECTORS.get(torch.backends.cpu.get_cpu_capability(), [])
-    flags = ["-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
-    command = [*compiler(), *flags, *vectors, str(_SOURCE)]
+    switch = os.environ.get("BITEMPERED_CPU_KERNEL") or "1"
+    if switch != "1":
+        return Unavailable(f"BITEMPERED_CPU_KERNEL={switch} turns it off")
     try:
-        key = hashlib.sha256(_SOURCE.read_bytes() + f"{platform.machine()} {command}".encode()).hexdigest()[:16]
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bitempered"
-        path = folder / f"cpu-{key}.so"
-        if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as made:  # renamed when whole: others may be at it too
-                subprocess.run([*command, "-o", f"{made}/cpu.so"], check=True, capture_output=True, text=True)
-                os.replace(f"{made}/cpu.so", path)
-        loaded = ctypes.CDLL(str(path))
-    except subprocess.CalledProcessError as error:
-        return Unavailable(f"{shlex.join(command)} failed: {error.stderr.strip()}")
-    except (OSError, RuntimeError) as error:  # no compiler, no home, a folder that is read-only or must not execute
-        return Unavailable(f"{shlex.join(command)}: {error}")
+        return _find_or_make()
+    except (Unavailable, OSError) as error:  # OSError: a folder that is read-only, full or must not execute
+        logging.getLogger("bitempered").warning(
+            "the C kernel is not available and plain PyTorch, which is slower, computes the loss: %s"
+            " (BITEMPERED_CPU_KERNEL=0 chooses this without a warning)",
+            error,
+        )
+        return error if isinstance(error, Unavailable) else Unavailable(str(error))
+
+
+def _find_or_make() -> ctypes.CDLL:
+    try:
+        command = [*compiler(), *_FLAGS, *_VECTORS.get(torch.backends.cpu.get_cpu_capability(), []), str(_SOURCES[0])]
+    except ValueError as error:
+        raise Unavailable(f"CC must be a command line, got {os.environ['CC']!r}: {error}") from None
+    source = b"".join(path.read_bytes() for path in _SOURCES)
+    key = hashlib.sha256(source + os.fsencode(f"{platform.machine()} {shlex.join(command)}")).hexdigest()[:16]
+    folder = _private_folder()
+    for path in sorted(folder.glob(f"cpu-{key}-*.so")):
+        try:
+            if _is_private(path) and path.name == _name(key, path):
+                return _load(path)
+        except (OSError, AttributeError):  # gone, or made on another machine that shares the folder
+            continue
+    logging.getLogger("bitempered").info("compiling the C kernel, once, into %s: %s", folder, shlex.join(command))
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        path = Path(made) / "cpu.so"
+        _compile([*command, "-o", str(path)], Path(made) / "output")
+        try:
+            loaded = _load(path)
+        except AttributeError as error:
+            raise Unavailable(f"{shlex.join(command)} made something else: {error}") from None
+        path.chmod(0o600)
+        os.replace(path, folder / _name(key, path))  # at once: another process may be at the same
+    return loaded
+
+
+def _name(key: str, path: Path) -> str:
+    """What the library at `path` must be called: its content is in its name."""
+    return f"cpu-{key}-{hashlib.sha256(path.read_bytes()).hexdigest()}.so"
+
+
+def _is_private(path: Path) -> bool:
+    """Whether this is a file of this user that others cannot write to."""
+    found = path.lstat()
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def _private_folder() -> Path:
+    """The cache folder, of this user, that others cannot write to: what is loaded from it runs as this user."""
+    if not hasattr(os, "getuid"):
+        raise Unavailable("it is made for POSIX systems")
+    import pwd
+
+    homes = [Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.environ.get("HOME", "")) / ".cache"]
+    with suppress(KeyError):  # a user without an entry, as in containers
+        homes.append(Path(pwd.getpwuid(os.getuid()).pw_dir) / ".cache")
+    # A relative path would mean another folder, and perhaps another author, wherever the program is started.
+    cache = next((home for home in homes if home.is_absolute()), None)
+    if cache is None:
+        raise Unavailable("there is no home folder to keep it in: set XDG_CACHE_HOME to an absolute path")
+    folder = cache / "bitempered"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid():
+        raise Unavailable(f"{folder} belongs to another user: set XDG_CACHE_HOME to a folder of your own")
+    if found.st_mode & 0o022:
+        folder.chmod(0o700)
+    return folder
+
+
+def _compile(command: list[str], output: Path) -> None:
+    """Run the compiler. Its output goes into a file: a pipe would wait for whatever the compiler has started."""
+    with output.open("wb") as file:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except OSError as error:
+            raise Unavailable(f"the C compiler cannot be started: {error}") from None
+        try:
+            status = process.wait(_TIME_LIMIT)
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise Unavailable(f"{shlex.join(command)} did not finish in {_TIME_LIMIT} s") from None
+            raise
+    if status:
+        raise Unavailable(f"{shlex.join(command)} failed: {output.read_bytes().decode(errors='replace').strip()}")
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(path))
     pointer, integer, size, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double
     loaded.bitempered_loss.argtypes = [
         *(pointer, size, pointer, pointer, size, size),  # logits, stride, target, weight, rows, classes

@@ -1,0 +1,102 @@
+/* Vectors of LANES floats, seen as two halves in float64, with log and exp. */
+
+#ifdef __AVX__
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define INLINE static inline __attribute__((always_inline))
+#define EACH(l) for (int l = 0; l < LANES; l++)
+#define HALVES(h) for (int h = 0; h < 2; h++)
+
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef float vh __attribute__((vector_size(2 * LANES))); /* half of vf, */
+typedef double vd __attribute__((vector_size(4 * LANES))); /* and the same in float64 */
+typedef int64_t vl __attribute__((vector_size(4 * LANES)));
+typedef uint64_t vu __attribute__((vector_size(4 * LANES)));
+typedef vd Lanes[2]; /* one number per lane */
+
+INLINE vf all(float x) { return (vf){0} + x; }
+INLINE vf keep(vi where, vf x) { return (vf)(where & (vi)x); }
+INLINE vf pick(vi where, vf x, vf y) { return (vf)((where & (vi)x) | (~where & (vi)y)); }
+
+/* log w for w = 1 + x = 2^k (1 + f): f is taken from x, which the sum rounds, but from w where x is near -1. */
+INLINE vf log1p_v(vf x, vf w, const int KIND) {
+    vi k = ((vi)w - 0x3f3504f3) >> 23;
+    vf power = (vf)((127 - k) << 23), f = KIND < 0 ? pick(k == 0, x, w * power - 1) : x * power + (power - 1);
+    vf q = f * -0.0762306079f + 0.129055038f;
+    q = q * f - 0.132429808f;
+    q = q * f + 0.141816348f;
+    q = q * f - 0.166090563f;
+    q = q * f + 0.200019851f;
+    q = q * f - 0.250015855f;
+    q = q * f + 0.333333254f;
+    q = q * f - 0.499999881f;
+    return __builtin_convertvector(k, vf) * 0.693147182f + (f + f * f * q);
+}
+
+/* 2^y for -126 < y < 128. */
+INLINE vf exp2_v(vf y) {
+    vf shifted = y + 0x1.8p23f, f = y - (shifted - 0x1.8p23f);
+    vf q = f * 0.000153533605f + 0.0013398875f;
+    q = q * f + 0.00961843692f;
+    q = q * f + 0.0555033237f;
+    q = q * f + 0.240226477f;
+    q = q * f + 0.693147182f;
+    return (vf)((vi)(q * f + 1) + ((vi)shifted << 23));
+}
+
+/* The same in float64, to 1e-13. */
+INLINE vd all64(double x) { return (vd){0} + x; }
+INLINE vd keep64(vl where, vd x) { return (vd)(where & (vl)x); }
+INLINE vd pick64(vl where, vd x, vd y) { return (vd)((where & (vl)x) | (~where & (vl)y)); }
+INLINE vd abs64(vd x) { return (vd)((vl)x & INT64_MAX); }
+INLINE vd log_plus(vd x, const double c) { /* log(x + c), for c of 0 or 1 */
+    vu biased = ((vu)(x + c) - 0x3fe6a09e667f3bcd + (1024ULL << 52)) >> 52; /* k + 1024, for x + c = 2^k (1 + f) */
+    vd k = (vd)(biased | 0x4330000000000000) - (0x1p52 + 1024), power = (vd)((2047 - biased) << 52);
+    vd f = c == 0 ? x * power - 1 : x * power + (power - 1), z = f / (f + 2), y = z * z;
+    vd q = y * 0.19584056463685906 + 0.22176194227213364;
+    q = q * y + 0.2857210905471799;
+    q = q * y + 0.39999995622504314;
+    q = q * y + 0.6666666667580006;
+    vd log = k * 0.6931471805599453 + (2 * z + z * y * q);
+    log = pick64(x > -c, log, all64(-INFINITY));
+    return pick64(x < 1e300, log, x); /* inf, NaN */
+}
+INLINE vd exp_plus(vd x, const double c) { /* e^x + c, for c of 0 or -1 */
+    vd inside = pick64(x > -700.0, x, all64(-700));
+    inside = pick64(inside < 700.0, inside, all64(700));
+    vd shifted = inside * 1.4426950408889634 + 0x1.8p52, n = shifted - 0x1.8p52;
+    vd f = inside - n * 0.6931471805599453 - n * 2.3190468138462996e-17;
+    vd q = f * 2.756048656241334e-06 + 2.4875678008159214e-05;
+    q = q * f + 0.0001984135983287491;
+    q = q * f + 0.0013888822783478614;
+    q = q * f + 0.008333333246305624;
+    q = q * f + 0.04166666688339413;
+    q = q * f + 0.16666666666869032;
+    q = q * f + 0.4999999999981251;
+    vd power = (vd)(((vu)shifted << 52) + (1023ULL << 52));
+    vd value = pick64(x > -700.0, power * (f + f * f * q) + (power + c), all64(c));
+    return pick64(x < 700.0, value, x * INFINITY);
+}
+INLINE vd exp_(vd x) { return exp_plus(x, 0); }
+INLINE vd expm1_(vd x) { return exp_plus(x, -1); }
+INLINE vd log_(vd x) { return log_plus(x, 0); }
+INLINE vd log1p_(vd x) { return log_plus(x, 1); }
+INLINE vd phi(vd v, double s) { return s == 0 ? v : expm1_(s * v) / s; }
+INLINE vd psi(vd v, double s) { return s == 0 ? v : log1p_(s * v) / s; }
+
+INLINE double *lanes(vd *values) { return (double *)values; }
+INLINE vd half(const vf *x, int h) { return __builtin_convertvector(((const vh *)x)[h], vd); }
+INLINE vf narrow(const vd *values) {
+    vf x;
+    HALVES(h) ((vh *)&x)[h] = __builtin_convertvector(values[h], vh);
+    return x;
+}
+INLINE double largest(vd *values) {
+    double most = 0;
+    EACH(l) most = lanes(values)[l] > most ? lanes(values)[l] : most;
+    return most;
+}
+INLINE void carry(vf sums, vd *to) { HALVES(h) to[h] += half(&sums, h); }
