@@ -532,7 +532,8 @@ def excess(name, dtype, batch, want, result):
     worst = errors(losses, want.losses, BAR[dtype] * want.scale, dtype)
     if gradient is None:
         return worst
-    bar = np.maximum(BAR[dtype] * want.gradient_scale, want.edge[dtype])
+    bar = BAR[dtype] * want.gradient_scale
+    bar += np.where(want.edge[dtype] > bar, want.edge[dtype], 0)
     wrong = errors(gradient.reshape(len(bar), -1), want.gradient, bar[:, None], dtype)
     return np.maximum(worst, wrong.max(1))
 
