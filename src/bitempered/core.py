@@ -197,8 +197,21 @@ def escort(log_p: Array, t: Temperature, *, inside: Array = False, axis: int, xp
     return weights / xp.sum(weights, axis=axis)
 
 
-def loss(y: Array, log_p: Array, t1: Temperature, *, axis: int, xp: Any) -> Array:
+def log_share(q: Array, y: Array, w: Array, total: Array, *, xp: Any) -> Array:
+    """log q of a weighted target q = w y / W, to the digits of q, and right where q underflows.
+
+    For t1 near 2 the loss of a class with q = 1e-60 is far from that of one with q = 0.
+    """
+    there, tiny = (y > 0) & (w > 0), q < 1e-30
+    log_z = xp.log(xp.where(there, y, 1.0)) + xp.log(xp.where(there, w, 1.0))
+    log_q = xp.where(tiny, log_z - xp.log(xp.where(total > 0, total, 1.0)), xp.log(xp.where(tiny, 1.0, q)))
+    return xp.where(there, log_q, -math.inf)
+
+
+def loss(y: Array, log_p: Array, t1: Temperature, *, log_y: Array | None = None, axis: int, xp: Any) -> Array:
     """The Bregman divergence Delta_{F_t1}(y, y_hat) from the target y to y_hat = exp(log_p).
+
+    `log_y` is for a y that may have underflowed (see `log_share`).
 
     Per class  y (log_t1 y - log_t1 y_hat) - (y^(2-t1) - y_hat^(2-t1)) / (2 - t1), which with d = log(y / y_hat) is
 
@@ -206,15 +219,17 @@ def loss(y: Array, log_p: Array, t1: Temperature, *, axis: int, xp: Any) -> Arra
 
     exact near d = 0, the first free of overflow for d >= 0, the second for d <= 0.
     """
-    log_y = xp.log(xp.where(y > 0, y, 1.0))
+    positive = y > 0 if log_y is None else log_y > -math.inf
+    log_y = xp.log(xp.where(positive, y, 1.0)) if log_y is None else xp.where(positive, log_y, 0.0)
     d = log_y - log_p
     above, below = xp.where(d < 0, 0.0, d), xp.where(d < 0, d, 0.0)
     y_power, p_power = xp.exp((2 - t1) * log_y), xp.exp((2 - t1) * log_p)
+    y_power = xp.where(y_power < 1e-37, 1e-37, y_power)  # what is not 0 makes the loss of a masked class infinite
     smaller = (3 - t1 - abs(1 - t1)) / 2  # min(1, 2 - t1): e^d phi_{1-t1}(d) = e^(smaller d) phi_{abs(1-t1)}(d)
     present = y_power * (phi(above, t1 - 1, xp=xp) - phi(above, t1 - 2, xp=xp)) + p_power * (
         xp.exp(smaller * below) * phi(below, abs(1 - t1), xp=xp) - phi(below, 2 - t1, xp=xp)
     )
-    return _not_negative(xp.sum(xp.where(y > 0, present, p_power / (2 - t1)), axis=axis), xp)
+    return _not_negative(xp.sum(xp.where(positive, present, p_power / (2 - t1)), axis=axis), xp)
 
 
 def label_loss(is_label: Array, log_p: Array, t1: Temperature, *, axis: int, xp: Any) -> Array:

@@ -188,7 +188,7 @@ def bi_tempered_logistic_loss(
     axis = check_classes(logits, target, weight, label_smoothing, axis)
     a = _compute(logits)
     kept = _kept(where, logits, axis)
-    z, labels = encode_classes(a, target, weight, label_smoothing, axis, jnp, kept)
+    z, factors, labels = encode_classes(a, target, weight, label_smoothing, axis, jnp, kept)
     if is_integer(target):
         index = jnp.expand_dims(target, axis)
         z = jnp.where((index >= 0) & (index < a.shape[axis]), z, math.nan)
@@ -197,7 +197,7 @@ def bi_tempered_logistic_loss(
         # Where nothing is kept a 0 stands in: the row counts for nothing, and no NaN finds a way into a derivative.
         a = jnp.where(kept, a, jnp.where(some, -math.inf, 0.0))
         z = jnp.where(some, z, 0.0)
-    losses = _loss(a, z, *_temperatures(t1, t2, a, axis), axis, labels)
+    losses = _loss(a, z, factors, *_temperatures(t1, t2, a, axis), axis, labels)
     return jnp.squeeze(losses, axis).astype(logits.dtype)
 
 
@@ -230,8 +230,8 @@ def bi_tempered_binary_logistic_loss(
     weight = None if weight is None else jnp.asarray(weight)
     pos_weight = None if pos_weight is None else jnp.asarray(pos_weight)
     check_binary(logits, target, weight, pos_weight)
-    a, z = encode_binary(_compute(logits), target, pos_weight, jnp)
-    losses = _loss(a, z, *_temperatures(t1, t2, a, logits.ndim), logits.ndim, False)[..., 0]
+    a, z, factors = encode_binary(_compute(logits), target, pos_weight, jnp)
+    losses = _loss(a, z, factors, *_temperatures(t1, t2, a, logits.ndim), logits.ndim, False)[..., 0]
     if weight is not None:
         losses = jnp.where(weight == 0, 0.0, losses * weight.astype(losses.dtype))  # 0 times an infinite loss is 0
     return losses.astype(logits.dtype)
@@ -341,8 +341,8 @@ def _solution_jvp(axis: int, primals: Any, tangents: Any) -> Any:
     return (m, partition), (jnp.exp((1 - t) * m) * mean, mean)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(5, 6))
-def _divergence(a: Array, m: Array, z: Array, t1: Any, t2: Any, axis: int, labels: bool) -> Array:
+@partial(jax.custom_jvp, nondiff_argnums=(6, 7))
+def _divergence(a: Array, m: Array, z: Array, factors: Any, t1: Any, t2: Any, axis: int, labels: bool) -> Array:
     """W Delta(z / W, y_hat) with W = sum(z), the class axis kept at length 1; m is that of `_solution(a, t2)`."""
     total, y = _split(z, axis)
     t1, t2 = _value(t1), _value(t2)
@@ -350,15 +350,15 @@ def _divergence(a: Array, m: Array, z: Array, t1: Any, t2: Any, axis: int, label
     if labels:
         divergence = core.label_loss(y > 0, log_p, t1, axis=axis, xp=xp)
     else:
-        divergence = core.loss(y, log_p, t1, axis=axis, xp=xp)
+        divergence = core.loss(y, log_p, t1, log_y=_log_share(y, factors, total), axis=axis, xp=xp)
     return jnp.where(total == 0, 0.0, total * divergence)
 
 
 @partial(_divergence.defjvp, symbolic_zeros=True)
 def _divergence_jvp(axis: int, labels: bool, primals: Any, tangents: Any) -> Any:
-    a, m, z, t1, t2 = primals
-    da, _, dz, _, _ = tangents  # m is a function of a: its share is in the gradient of a
-    losses = _divergence(a, m, z, t1, t2, axis, labels)
+    a, m, z, factors, t1, t2 = primals
+    da, _, dz, *_ = tangents  # m is a function of a, and z of its factors: their shares are in the gradients of a and z
+    losses = _divergence(a, m, z, factors, t1, t2, axis, labels)
     t1, t2 = _value(t1), _value(t2)
     total, y = _split(z, axis)
     log_p, inside, e = _state(a, m, t2, axis)
@@ -370,7 +370,8 @@ def _divergence_jvp(axis: int, labels: bool, primals: Any, tangents: Any) -> Any
         # W and z / W vary together.
         by_y = core.target_gradient(y, log_p, t1, xp=xp)
         mean = xp.sum(jnp.where(y == 0, 0.0, y * by_y), axis=axis)
-        by_z = core.loss(y, log_p, t1, axis=axis, xp=xp) + by_y - mean
+        log_y = _log_share(y, factors, total)
+        by_z = core.loss(y, log_p, t1, log_y=log_y, axis=axis, xp=xp) + by_y - mean
         d_losses += xp.sum(jnp.where(total == 0, 0.0, by_z) * dz, axis=axis)
     return losses, d_losses
 
@@ -397,11 +398,11 @@ def _log_softmax(a: Array, t: Any, axis: int) -> tuple[Array, Array]:
     return jnp.where(log_p == -math.inf, -math.inf, log_p), partition
 
 
-@partial(jax.jit, static_argnums=(4, 5))
-def _loss(a: Array, z: Array, t1: Any, t2: Any, axis: int, labels: bool) -> Array:
+@partial(jax.jit, static_argnums=(5, 6))
+def _loss(a: Array, z: Array, factors: Any, t1: Any, t2: Any, axis: int, labels: bool) -> Array:
     z = jnp.where(z >= 0, z, math.nan)
     m, _ = _solution(a, t2, axis)
-    return _divergence(a, m, z, t1, t2, axis, labels)
+    return _divergence(a, m, z, factors, t1, t2, axis, labels)
 
 
 def _state(a: Array, m: Array, t: Any, axis: int) -> tuple[Array, Array, Array]:
@@ -420,6 +421,13 @@ def _gaps(a: Array, axis: int) -> Array:
 def _split(z: Array, axis: int) -> tuple[Array, Array]:
     total = xp.sum(z, axis=axis)
     return total, z / jnp.where(total == 0, 1.0, total)
+
+
+def _log_share(q: Array, factors: tuple[Array, Array] | None, total: Array) -> Array | None:
+    if factors is None:
+        return None
+    y, w = factors
+    return core.log_share(q, y, w, total, xp=xp)
 
 
 def _kept(where: ArrayLike | None, logits: Array, axis: int) -> Array | None:

@@ -223,8 +223,8 @@ def bi_tempered_binary_logistic_loss(
     _check_weight(weight, "weight")
     _check_weight(pos_weight, "pos_weight")
     with _quiet():
-        a, z = encode_binary(_compute(logits), target, pos_weight, np)
-        losses = _divergence(a, z, t1, t2, axis=a.ndim - 1, labels=False, with_gradient=False)[0]
+        a, z, factors = encode_binary(_compute(logits), target, pos_weight, np)
+        losses = _divergence(a, z, factors, t1, t2, axis=a.ndim - 1, labels=False, with_gradient=False)[0]
         if weight is not None:
             losses = np.where(weight == 0, 0.0, losses * weight)  # 0 times an infinite loss is 0
         return losses.astype(logits.dtype)
@@ -242,8 +242,8 @@ def log_softmax_and_partition(logits: Array, t: float, axis: int) -> tuple[Array
 
 def encode_classes(
     a: Any, target: Any, weight: Any | None, label_smoothing: float, axis: int, module: Any, kept: Any | None = None
-) -> tuple[Any, bool]:
-    """The weighted target w y as class probabilities in the dtype of `a`, and whether it is one weighted label.
+) -> tuple[Any, tuple[Any, Any] | None, bool]:
+    """The weighted target w y in the dtype of `a`, its factors if there are weights, and whether it is one label.
 
     `module` is NumPy or jax.numpy; label smoothing spreads over the classes `kept`.
     """
@@ -257,16 +257,21 @@ def encode_classes(
     if label_smoothing:
         uniform = 1 / classes if kept is None else kept / module.sum(kept, axis=axis, keepdims=True, dtype=a.dtype)
         z = (1 - label_smoothing) * z + label_smoothing * uniform
-    if weight is not None:
-        z = z * weight.astype(a.dtype).reshape(along_axis)
-    return z, labels
+    if weight is None:
+        return z, None, labels
+    factors = z, weight.astype(a.dtype).reshape(along_axis)
+    return factors[0] * factors[1], factors, labels
 
 
-def encode_binary(a: Any, target: Any, pos_weight: Any | None, module: Any) -> tuple[Any, Any]:
-    """Logits (0, a) and weighted probabilities (1 - y, w y) on a new last axis. `module` is NumPy or jax.numpy."""
+def encode_binary(a: Any, target: Any, pos_weight: Any | None, module: Any) -> tuple[Any, Any, tuple[Any, Any] | None]:
+    """Logits (0, a), and what `encode_classes` gives for (1 - y, y), on a new last axis."""
     y = target.astype(a.dtype)
-    positive = y if pos_weight is None else y * pos_weight.astype(a.dtype)
-    return module.stack((module.zeros_like(a), a), axis=-1), module.stack((1 - y, positive), axis=-1)
+    a, z = module.stack((module.zeros_like(a), a), axis=-1), module.stack((1 - y, y), axis=-1)
+    if pos_weight is None:
+        return a, z, None
+    w = module.broadcast_to(pos_weight.astype(a.dtype), y.shape)
+    factors = z, module.stack((module.ones_like(w), w), axis=-1)
+    return a, factors[0] * factors[1], factors
 
 
 def _elementwise(function: Any, x: ArrayLike, t: float) -> Array:
@@ -294,13 +299,20 @@ def _loss(
     _check_weight(weight, "weight")
     with _quiet():
         a = _compute(logits)
-        z, labels = encode_classes(a, target, weight, label_smoothing, axis, np)
-        losses, gradient = _divergence(a, z, t1, t2, axis, labels, with_gradient)
+        z, factors, labels = encode_classes(a, target, weight, label_smoothing, axis, np)
+        losses, gradient = _divergence(a, z, factors, t1, t2, axis, labels, with_gradient)
         return losses.astype(logits.dtype), gradient.astype(logits.dtype)
 
 
 def _divergence(
-    a: Array, z: Array, t1: float, t2: float, axis: int, labels: bool, with_gradient: bool
+    a: Array,
+    z: Array,
+    factors: tuple[Array, Array] | None,
+    t1: float,
+    t2: float,
+    axis: int,
+    labels: bool,
+    with_gradient: bool,
 ) -> tuple[Array, Array]:
     """W Delta(z / W, y_hat) with W = sum(z), and its gradient in the logits a where asked for (else empty)."""
     total = xp.sum(z, axis=axis)
@@ -310,7 +322,8 @@ def _divergence(
     if labels:
         divergence = core.label_loss(y > 0, log_p, t1, axis=axis, xp=xp)
     else:
-        divergence = core.loss(y, log_p, t1, axis=axis, xp=xp)
+        log_y = None if factors is None else core.log_share(y, *factors, total, xp=xp)
+        divergence = core.loss(y, log_p, t1, log_y=log_y, axis=axis, xp=xp)
     losses = np.squeeze(np.where(total == 0, 0.0, total * divergence), axis)
     if not with_gradient:
         return losses, np.empty(0)

@@ -653,9 +653,10 @@ def _class_gradients(
 @triton.jit
 def _weighted(
     base, class_stride, weight_ptr, c, label, label_smoothing, n_classes, row_in,
-    INDICES: tl.constexpr, WEIGHTED: tl.constexpr,
+    INDICES: tl.constexpr, WEIGHTED: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """The target's probabilities of classes c, and those smoothed and weighted; 0 beyond the last class."""
+    """The target's probabilities of classes c, and those smoothed and weighted; 0 beyond the last class. Where they are
+    WEIGHTED also their log2, since they may underflow."""
     real = (c < n_classes)[None, :, :]
     if INDICES:
         y = tl.where(c[None, :, :] == _wide(label), 1.0, 0.0)
@@ -663,24 +664,34 @@ def _weighted(
         at = base[:, None, None] + (c.to(tl.int64) * class_stride)[None, :, :]
         y = tl.load(at, mask=real & _wide(row_in), other=0.0).to(tl.float32)
     z = tl.where(real, (1.0 - label_smoothing) * y + label_smoothing / n_classes, 0.0)
+    log2_z = z
     if WEIGHTED:
-        z *= tl.load(weight_ptr + c, mask=c < n_classes, other=0.0).to(tl.float32)[None, :, :]
-    return y, z
+        w = tl.load(weight_ptr + c, mask=c < n_classes, other=0.0).to(tl.float32)[None, :, :]
+        log2_z = _log2(z, FAST) + _log2(w, FAST)
+        z *= w
+    return y, z, log2_z
 
 
 @triton.jit
 def _soft_terms(
-    u, m, y, t1, t2, s, KIND: tl.constexpr, FAST: tl.constexpr, T1_IS_ONE: tl.constexpr, SAME: tl.constexpr
-):
-    """The divergence's terms, v of core's gradient, and r^t2."""
+    u, m, y, log2_share, t1, t2, s,
+    KIND: tl.constexpr, FAST: tl.constexpr, T1_IS_ONE: tl.constexpr, SAME: tl.constexpr, WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """The divergence's terms, v of core's gradient, and r^t2. log2_share is log2 y where y may have underflowed, as
+    in core's log_share, if it is WEIGHTED."""
     log_r, outside = _log_ratio(u, _decay(m, s), s, KIND, FAST)
     log_p = log_r - m
-    log_y = _log2(tl.where(y > 0.0, y, 1.0), FAST) * LN2
+    positive = log2_share > float("-inf") if WEIGHTED else y > 0.0
+    log2_y = _log2(tl.where(y > 0.0, y, 1.0), FAST)
+    if WEIGHTED:
+        log2_y = tl.where(positive, tl.where(y < 1e-30, log2_share, log2_y), 0.0)
+    log_y = log2_y * LN2
     gap = log_y - log_p
     above, below = tl.where(gap < 0.0, 0.0, gap), tl.where(gap < 0.0, gap, 0.0)
     p_power = _exp((2.0 - t1) * log_p)
     smaller, size = tl.minimum(1.0, 2.0 - t1), tl.abs(1.0 - t1)
-    present = _exp((2.0 - t1) * log_y) * (_phi(above, t1 - 1.0, T1_IS_ONE) - _phi(above, t1 - 2.0, False))
+    y_power = tl.maximum(_exp((2.0 - t1) * log_y), 1e-37)  # times infinity it is not NaN
+    present = y_power * (_phi(above, t1 - 1.0, T1_IS_ONE) - _phi(above, t1 - 2.0, False))
     present += p_power * (_exp(smaller * below) * _phi(below, size, T1_IS_ONE) - _phi(below, 2.0 - t1, False))
     v = _exp(log_p) - y
     if not SAME:
@@ -689,7 +700,7 @@ def _soft_terms(
     if KIND < 0:
         e = tl.where(t2 == 0.0, 1.0, e)
         v, e = tl.where(outside, 0.0, v), tl.where(outside, 0.0, e)
-    return tl.where(y > 0.0, present, p_power / (2.0 - t1)), v, e
+    return tl.where(positive, present, p_power / (2.0 - t1)), v, e
 
 
 @triton.jit
@@ -720,8 +731,8 @@ def _soft_loss(
     total, plain, least = nothing, nothing, nothing
     for at in tl.range(0, n_classes, COLUMNS):
         c = at + columns
-        y, z = _weighted(
-            target_base, target_class, weight_ptr, c, label, label_smoothing, n_classes, row_in, INDICES, WEIGHTED
+        y, z, _ = _weighted(
+            target_base, target_class, weight_ptr, c, label, label_smoothing, n_classes, row_in, INDICES, WEIGHTED, FAST
         )
         total += _sum(z)
         plain += _sum(y)
@@ -735,16 +746,20 @@ def _soft_loss(
         KIND, NEAR, FAST, ROWS, COLUMNS, VECTOR, SINGLE,
     )  # fmt: skip
     inverse = 1.0 / tl.where(empty, 1.0, total)
+    log2_total = _wide(_log2(tl.where(empty, 1.0, total), FAST))
     divisor = tl.load(divisor_ptr).to(tl.float32) if MEAN else 1.0
 
     loss, pull, mass = nothing, nothing, nothing
     for at in tl.range(0, n_classes, COLUMNS):
         c = at + columns
         a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in).to(tl.float32)
-        _, z = _weighted(
-            target_base, target_class, weight_ptr, c, label, label_smoothing, n_classes, row_in, INDICES, WEIGHTED
+        _, z, log2_z = _weighted(
+            target_base, target_class, weight_ptr, c, label, label_smoothing, n_classes, row_in, INDICES, WEIGHTED, FAST
         )
-        terms, v, e = _soft_terms(_wide(top) - a, _wide(m), z * _wide(inverse), t1, t2, s, KIND, FAST, T1_IS_ONE, SAME)
+        terms, v, e = _soft_terms(
+            _wide(top) - a, _wide(m), z * _wide(inverse), log2_z - log2_total, t1, t2, s,
+            KIND, FAST, T1_IS_ONE, SAME, WEIGHTED,
+        )  # fmt: skip
         loss += _sum(terms)
         pull += _sum(v)
         mass += _sum(e)
@@ -764,10 +779,14 @@ def _soft_loss(
         for at in tl.range(0, n_classes, COLUMNS):
             c = at + columns
             a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in).to(tl.float32)
-            _, z = _weighted(
-                target_base, target_class, weight_ptr, c, label, label_smoothing, n_classes, row_in, INDICES, WEIGHTED
-            )
-            _, v, e = _soft_terms(_wide(top) - a, _wide(m), z * _wide(inverse), t1, t2, s, KIND, FAST, T1_IS_ONE, SAME)
+            _, z, log2_z = _weighted(
+                target_base, target_class, weight_ptr, c, label, label_smoothing, n_classes, row_in, INDICES, WEIGHTED,
+                FAST,
+            )  # fmt: skip
+            _, v, e = _soft_terms(
+                _wide(top) - a, _wide(m), z * _wide(inverse), log2_z - log2_total, t1, t2, s,
+                KIND, FAST, T1_IS_ONE, SAME, WEIGHTED,
+            )  # fmt: skip
             grad = tl.where(_wide(zero), 0.0, _wide(factor) * (v - e * _wide(pull / mass)))
             _store(grad_base, grad_class, c, n_classes, row_in, grad)
 

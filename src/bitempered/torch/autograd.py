@@ -100,13 +100,13 @@ class _Loss(torch.autograd.Function):
         ignore_index: int,
     ) -> tuple[Tensor, Tensor]:
         labels = axis is not None and not target.is_floating_point() and not label_smoothing
-        a, y, total, _, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
+        a, y, q, total, weight, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
         u, m = _solve(a, t2, axis)
         log_p = core.log_probs(u, m, t2, xp=xp)
         if labels:
-            divergence = core.label_loss(y > 0, log_p, t1, axis=axis, xp=xp)
+            divergence = core.label_loss(q > 0, log_p, t1, axis=axis, xp=xp)
         else:
-            divergence = core.loss(y, log_p, t1, axis=axis, xp=xp)
+            divergence = core.loss(q, log_p, t1, log_y=_log_share(q, y, weight, total), axis=axis, xp=xp)
         return torch.where(total == 0, 0.0, total * divergence), m
 
     @staticmethod
@@ -247,8 +247,8 @@ class _DeviceSoftmax(torch.autograd.Function):
 
 def encode(
     logits: Tensor, target: Tensor, weight: Tensor | None, axis: int | None, label_smoothing: float, ignore_index: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
-    """The logits a to compute with, the target q = w y / W, W, the weights w as they broadcast, the class axis."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, int]:
+    """The logits a to compute with, the target y, q = w y / W, W, the weights w as they broadcast, the class axis."""
     a = logits.to(compute_dtype(logits.dtype))
     kept = None
     if axis is None:
@@ -268,35 +268,40 @@ def encode(
             kept = (target != ignore_index).unsqueeze(axis)
         if label_smoothing:
             y = (1 - label_smoothing) * y + label_smoothing / a.shape[axis]
+    z = y
     if weight is not None:
         weight = weight.to(a.dtype)
-        y = y * weight
-    total = xp.sum(y, axis=axis)
-    y = y / torch.where(total == 0, 1.0, total)
+        z = y * weight
+    total = xp.sum(z, axis=axis)
+    q = z / torch.where(total == 0, 1.0, total)
     if kept is not None:
         total = torch.where(kept, total, 0.0)
-    return a, y, total, weight, axis
+    return a, y, q, total, weight, axis
+
+
+def _log_share(q: Tensor, y: Tensor, weight: Tensor | None, total: Tensor) -> Tensor | None:
+    return None if weight is None else core.log_share(q, y, weight, total, xp=xp)
 
 
 def _partials(ctx: Any, for_target: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """The derivatives of a _Loss in the logits a, of its `m` in a, and of the loss in the class probabilities."""
     logits, target, weight, m = ctx.saved_tensors
     t1, t2, axis, label_smoothing, ignore_index = ctx.options
-    a, y, total, weight, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
+    a, y, q, total, weight, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
     # The shift is a constant here, and m the function psi_s(lambda - shift): ties in the maximum do not matter.
     u = xp.max(a, axis=axis).detach() - a
     log_p = core.log_probs(u, m, t2, xp=xp)
     inside = core.support(u, m, t2, xp=xp)
     e = core.escort(log_p, t2, inside=inside, axis=axis, xp=xp)
-    gradient = core.gradient(y, log_p, t1, t2, e=e, inside=inside, axis=axis, xp=xp)
+    gradient = core.gradient(q, log_p, t1, t2, e=e, inside=inside, axis=axis, xp=xp)
     loss_by_a = torch.where(total == 0, 0.0, total * gradient)
     m_by_a = torch.exp((1 - t2) * m) * e
     if not for_target:
         return loss_by_a, m_by_a, None
     # W Delta(q, y_hat) in z = w y: W = sum z and q = z / W vary together.
-    by_q = core.target_gradient(y, log_p, t1, xp=xp)
-    mean = xp.sum(torch.where(y == 0, 0.0, y * by_q), axis=axis)
-    loss_by_z = core.loss(y, log_p, t1, axis=axis, xp=xp) + by_q - mean
+    by_q = core.target_gradient(q, log_p, t1, xp=xp)
+    mean = xp.sum(torch.where(q == 0, 0.0, q * by_q), axis=axis)
+    loss_by_z = core.loss(q, log_p, t1, log_y=_log_share(q, y, weight, total), axis=axis, xp=xp) + by_q - mean
     loss_by_y = (1 - label_smoothing) * (loss_by_z if weight is None else loss_by_z * weight)
     return loss_by_a, m_by_a, torch.where(total == 0, 0.0, loss_by_y)
 
