@@ -3,7 +3,6 @@
 float16 and float32 compute in float32, float64 in float64; the result has the dtype of the input. Bad values raise.
 """
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -259,8 +258,9 @@ def encode_classes(
         z = (1 - label_smoothing) * z + label_smoothing * uniform
     if weight is None:
         return z, None, labels
-    factors = z, weight.astype(a.dtype).reshape(along_axis)
-    return factors[0] * factors[1], factors, labels
+    w = weight.astype(a.dtype).reshape(along_axis)
+    w = module.where((z == 0) & ~module.isfinite(w), 1.0, w)  # what no target uses does not matter
+    return z * w, (z, w), labels
 
 
 def encode_binary(a: Any, target: Any, pos_weight: Any | None, module: Any) -> tuple[Any, Any, tuple[Any, Any] | None]:
@@ -372,8 +372,8 @@ def _check_target(target: Array, classes: int, axis: int) -> None:
 
 
 def _check_weight(weight: Array | None, name: str) -> None:
-    if weight is not None and not np.all((weight >= 0) & (weight < math.inf)):
-        raise ValueError(f"{name} must hold finite numbers >= 0, got {_range(weight)}")
+    if weight is not None and np.any(weight < 0):
+        raise ValueError(f"{name} must not be negative, got {_range(weight)}")
 
 
 def _range(x: Array) -> str:

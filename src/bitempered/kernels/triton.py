@@ -668,7 +668,7 @@ def _weighted(
     if WEIGHTED:
         w = tl.load(weight_ptr + c, mask=c < n_classes, other=0.0).to(tl.float32)[None, :, :]
         log2_z = _log2(z, FAST) + _log2(w, FAST)
-        z *= w
+        z = tl.where(z == 0.0, 0.0, z * w)  # NaN or inf of a class that the target has not does not matter
     return y, z, log2_z
 
 

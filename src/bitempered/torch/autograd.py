@@ -271,6 +271,7 @@ def encode(
     z = y
     if weight is not None:
         weight = weight.to(a.dtype)
+        weight = torch.where((y == 0) & ~weight.isfinite(), 1.0, weight)  # what no target uses does not matter
         z = y * weight
     total = xp.sum(z, axis=axis)
     q = z / torch.where(total == 0, 1.0, total)
