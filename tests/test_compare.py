@@ -360,6 +360,47 @@ def test_a_checkpoint_whose_rows_are_there_is_removed(tmp_path, monkeypatch, tra
     assert len(files.read_rows(tmp_path / "curves.jsonl")) == len(rows)
 
 
+CTRL_C = """
+import os, signal, sys
+
+def stop(*given, **options):
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            stop()
+
+sys.meta_path.insert(0, Finder())
+from bitempered import cli
+if {function!r}:
+    import importlib
+    where, name = {function!r}.rsplit(".", 1)
+    setattr(importlib.import_module(where), name, stop)
+sys.argv = ["bitempered", "compare", "--epochs", "1", "--seeds", "1", "--noise", "0", "--out", sys.argv[1]]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        ("typer", ""),
+        ("torch._C", ""),  # inside an import that others catch errors of
+        ("", "bitempered.experiments.compare.read"),
+        ("", "bitempered.experiments.compare.train"),  # before the first epoch
+    ],
+)
+def test_ctrl_c_at_any_time_gets_one_line(module, function, tmp_path):
+    code = CTRL_C.format(module=module, function=function)
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "out"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.startswith("bitempered: stopped")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
 def test_ctrl_c_says_where_the_rows_are(tmp_path, monkeypatch):
     def interrupted(*given, **options):
         raise KeyboardInterrupt
@@ -695,6 +736,7 @@ def test_missing_data_gets_one_line(options, message, tmp_path, monkeypatch):
     assert result.exit_code == 1, result.output
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_wrong_label_column_gets_one_line(tmp_path):
