@@ -27,7 +27,7 @@ from sklearn.linear_model import LogisticRegression
 from bitempered import noise
 from bitempered.boosting import lightgbm_objective, xgboost_objective
 from bitempered.experiments.compare import find
-from bitempered.experiments.data import DATASETS, Split, divide
+from bitempered.experiments.data import Split, digits
 from bitempered.experiments.files import read_rows, write_atomically, write_rows
 from bitempered.experiments.origin import provenance
 from bitempered.sklearn import BiTemperedLogisticRegression, BiTemperedMLPClassifier
@@ -53,10 +53,7 @@ def split_digits(seed: int) -> Split:
 
     But other test rows than there: with those the temperatures above and the ranges below were thought of.
     """
-    (features, labels), classes = DATASETS["digits"]()
-    rest, test = divide(features, labels, 797, TEST_SPLIT)
-    train, validation = divide(*rest, 500, seed)
-    return Split(train, validation, test, classes)
+    return digits(TEST_SPLIT).split(seed)
 
 
 def linear(s: Setting, x: np.ndarray, y: np.ndarray) -> Predict:

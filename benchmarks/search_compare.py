@@ -11,12 +11,9 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
-import torch
-
-from bitempered.experiments.compare import TRAINING, Cell, Comparison, find, run_seed
+from bitempered.experiments.compare import TRAINING, Cell, Comparison, find, run
 from bitempered.experiments.files import read_rows, write_rows
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.origin import provenance
 
 ROWS = Path(__file__).with_suffix(".jsonl")
 NOISE = (0.0, 0.2, 0.4)
@@ -26,14 +23,13 @@ LOSSES = [Loss("logistic"), *(Loss("bi-tempered", pair) for pair in product((0.2
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    rows, origin = read_rows(ROWS), provenance()
+    rows = read_rows(ROWS)
     for seed, noise, loss in product(SEEDS, NOISE, LOSSES):
         cells = tuple(Cell(loss, noise, rate) for rate in RATES)
         recipe = Comparison("digits", TRAINING["digits"], cells, (seed,))
         if any(find(rows, recipe.setting(cell, seed)) is None for cell in cells):
             with tempfile.TemporaryDirectory() as folder:
-                made, _ = run_seed(recipe, cells, seed, Path(folder), origin, 0, lambda *_: None, "cpu", None)
+                made = run(recipe, Path(folder), lambda *_: None)
             rows += [{name: value for name, value in row.items() if not name.startswith("test_")} for row in made]
             write_rows(ROWS, rows)
         print(f"\r{len(rows)} of {len(SEEDS) * len(NOISE) * len(LOSSES) * len(RATES)} runs", end="", flush=True)

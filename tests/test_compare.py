@@ -2,10 +2,16 @@
 
 import inspect
 import json
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +20,9 @@ from typer.testing import CliRunner
 
 from bitempered import cli
 from bitempered.experiments import compare, files, report
+from bitempered.experiments import train as train_loop
 from bitempered.experiments.compare import comparison
-from bitempered.experiments.data import Split, load
+from bitempered.experiments.data import Dataset, Split, load
 from bitempered.experiments.figures import png
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.sources import DataError
@@ -79,6 +86,7 @@ def test_split_is_stratified_disjoint_and_fixed_by_its_seed():
         ({"levels": (float("nan"),)}, "noise levels must be"),
         ({"levels": ()}, "noise levels must be"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
+        ({"seeds": -1}, "seeds must be at least 1, got -1"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"rates": (1.0, 2.0, 3.0)}, "one learning rate for each of the 2 losses, got 3"),
         ({"rates": (float("nan"),)}, r"learning rates must be positive and finite, got \[nan\]"),
@@ -181,6 +189,15 @@ def test_human_labels_follow_their_images(tmp_path):
         compare.human_labels(split, None)
 
 
+def test_human_labels_that_are_not_there_leave_nothing(tmp_path, monkeypatch):
+    labels = np.arange(400) % 100
+    parts = [(np.zeros((400, 3, 32, 32), np.uint8), labels)] * 2
+    monkeypatch.setattr(compare, "read", lambda *_: Dataset("cifar100", *parts, 100, 200))
+    with pytest.raises(DataError, match=r"cifar100n\.npz"):
+        compare.run(comparison("cifar100", noise_model="human"), tmp_path / "out", silent, data_dir=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
 def test_any_table_with_a_label_column(tmp_path):
     rng = np.random.default_rng(0)
     kind, numbers = rng.integers(0, 2, 200), rng.normal(size=(2, 200))
@@ -194,6 +211,102 @@ def test_any_table_with_a_label_column(tmp_path):
     rows = files.read_rows(tmp_path / "compare.jsonl")
     assert len(rows) == 6
     assert min(row["test_chosen"] for row in rows) > 0.9  # the classes are ten standard deviations apart
+
+
+# What a result belongs to
+
+
+def write_table(path, seed=0):
+    """Two columns that could be labels, each of which a number beside it tells."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.integers(0, 2, (2, 60))
+    x, y = np.stack([a, b]) + 0.1 * rng.normal(size=(2, 60))
+    path.write_text("x,y,a,b\n" + "".join(f"{x[i]:.3f},{y[i]:.3f},{a[i]},{b[i]}\n" for i in range(60)))
+
+
+def table_options(folder, label_column):
+    return [
+        "compare", "--dataset", folder / "table.csv", "--label-column", label_column, "--epochs", "1", "--seeds", "1",
+        "--noise", "0.2", "--rates", "0.01", "--losses", "logistic,mae", "--out", folder / "out", "--json",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The number of fleets that are trained, as a list that grows."""
+    seen, real = [], compare.train
+    monkeypatch.setattr(compare, "train", lambda *given, **options: seen.append(1) or real(*given, **options))
+    return seen
+
+
+def test_other_data_are_another_run(tmp_path, trained):
+    write_table(tmp_path / "table.csv")
+    made = []
+    for label_column in ("a", "b"):
+        done = invoke(*table_options(tmp_path, label_column))
+        assert done.exit_code == 0, done.output
+        made.append(json.loads(done.stdout))
+    assert len(trained) == 2
+    assert [row["label_column"] for row in made[0] + made[1]] == ["a", "a", "b", "b"]
+    assert json.loads(invoke(*table_options(tmp_path, "a")).stdout) == made[0]
+    assert len(trained) == 2  # the same data are the same run
+
+    # One number in one row, of which training may see nothing.
+    lines = (tmp_path / "table.csv").read_text().splitlines()
+    lines[-1] = "9" + lines[-1][1:]
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    made.append(json.loads(invoke(*table_options(tmp_path, "a")).stdout))
+    assert len(trained) == 3
+    digests = [row["data"].split("-")[0] for rows in made for row in rows]
+    assert len(set(digests)) == 3
+    assert digests[::2] == digests[1::2]
+
+    (tmp_path / "table.csv").unlink()
+    done = invoke(*table_options(tmp_path, "a"))
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    assert "No such file" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_stopped_run_does_not_go_on_with_other_labels(tmp_path, monkeypatch, caplog):
+    write_table(tmp_path / "table.csv")
+    one = replace(comparison(str(tmp_path / "table.csv"), levels=(0.2,), seeds=1, epochs=3), label_column="a")
+    other = replace(one, label_column="b")
+    monkeypatch.setattr(train_loop, "SAVE_SECONDS", 0)
+
+    def stop(done, total, text):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare.run(one, tmp_path / "out", stop)
+    (checkpoint,) = (tmp_path / "out").glob("*.checkpoint")
+    epochs = []
+    rows = compare.run(other, tmp_path / "out", lambda done, *_: epochs.append(done))
+    assert epochs == [1, 2, 3]
+    assert f"{checkpoint} is of a run with other settings, data or code that was stopped" in caplog.text
+    assert results(rows) == results(compare.run(other, tmp_path / "afresh", silent))
+    # The stopped one is still there to go on with.
+    epochs.clear()
+    rows = compare.run(one, tmp_path / "out", lambda done, *_: epochs.append(done))
+    assert epochs == [2, 3]
+    assert results(rows) == results(compare.run(one, tmp_path / "afresh", silent))
+    assert not list((tmp_path / "out").glob("*.checkpoint"))
+
+
+@pytest.mark.parametrize("change", [lambda row: row.pop("data"), lambda row: row.update(threads=7)])
+def test_rows_without_a_hash_or_of_other_threads_are_never_used(change, tmp_path, trained):
+    recipe = comparison(levels=(0.0,), seeds=1, epochs=1)
+    rows = compare.run(recipe, tmp_path, silent)
+    for row in rows:
+        change(row)
+        row["test_last"] = -1
+    files.write_rows(tmp_path / "compare.jsonl", rows)
+    again = compare.run(recipe, tmp_path, silent)
+    assert len(trained) == 2
+    assert min(row["test_last"] for row in again) > 0
+    assert files.read_rows(tmp_path / "compare.jsonl") == rows + again  # kept, and may be drawn
 
 
 # Interruption and resumption
@@ -211,7 +324,7 @@ def test_an_interrupted_run_keeps_its_rows_and_goes_on(tiny, tmp_path, monkeypat
 
     made = []
     real = compare.run_seed
-    monkeypatch.setattr(compare, "run_seed", lambda *given: made.append(given[2]) or real(*given))
+    monkeypatch.setattr(compare, "run_seed", lambda *given: made.append(given[4]) or real(*given))
     rows = compare.run(TINY, tmp_path, silent)
     assert made == [1]
     assert rows[:4] == kept
@@ -228,6 +341,64 @@ def test_rows_of_other_settings_or_code_are_kept_but_not_used(tmp_path):
     assert rows[0]["test_last"] == pytest.approx(first[0]["test_last"], abs=1.1 / 797)
     assert [row["numbers"] for row in rows] == [[], [0.2, 3.0]]
     assert len(files.read_rows(path)) == 4
+
+
+def test_a_checkpoint_whose_rows_are_there_is_removed(tmp_path, monkeypatch, trained):
+    """A process can be killed between its rows and its checkpoint, also between its curves and its rows."""
+    recipe = comparison(levels=(0.0,), seeds=1, epochs=1)
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
+    rows = compare.run(recipe, tmp_path, silent)
+    monkeypatch.undo()
+    assert list(tmp_path.glob("*.checkpoint"))
+    assert compare.run(recipe, tmp_path, silent) == rows
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["compare.jsonl", "curves.jsonl"]
+    assert len(trained) == 1
+
+    (tmp_path / "compare.jsonl").unlink()
+    again = compare.run(recipe, tmp_path, silent)
+    assert results(again) == results(rows)
+    assert len(files.read_rows(tmp_path / "curves.jsonl")) == len(rows)
+
+
+CTRL_C = """
+import os, signal, sys
+
+def stop(*given, **options):
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            stop()
+
+sys.meta_path.insert(0, Finder())
+from bitempered import cli
+if {function!r}:
+    import importlib
+    where, name = {function!r}.rsplit(".", 1)
+    setattr(importlib.import_module(where), name, stop)
+sys.argv = ["bitempered", "compare", "--epochs", "1", "--seeds", "1", "--noise", "0", "--out", sys.argv[1]]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        ("typer", ""),
+        ("torch._C", ""),  # inside an import that others catch errors of
+        ("", "bitempered.experiments.compare.read"),
+        ("", "bitempered.experiments.compare.train"),  # before the first epoch
+    ],
+)
+def test_ctrl_c_at_any_time_gets_one_line(module, function, tmp_path):
+    code = CTRL_C.format(module=module, function=function)
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "out"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.startswith("bitempered: stopped")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
 def test_ctrl_c_says_where_the_rows_are(tmp_path, monkeypatch):
@@ -256,6 +427,167 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         files.write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("torn", [b'{"a": ', b"{", b'{"a": 4'])
+def test_a_row_that_was_torn_off_is_no_row(torn, tmp_path):
+    path = tmp_path / "rows"
+    files.append_rows(path, [{"a": 1}, {"a": 2}])
+    with path.open("ab") as file:
+        file.write(torn)
+    assert files.read_rows(path) == [{"a": 1}, {"a": 2}]
+    files.append_rows(path, [{"a": 3}])
+    assert path.read_bytes() == b'{"a": 1}\n{"a": 2}\n{"a": 3}\n'
+
+
+def test_a_row_without_its_end_of_line_is_a_row(tmp_path):
+    path = tmp_path / "rows"
+    path.write_bytes(b'{"a": 1}')
+    assert files.read_rows(path) == [{"a": 1}]
+    files.append_rows(path, [{"a": 2}])
+    assert path.read_bytes() == b'{"a": 1}\n{"a": 2}\n'
+
+
+@pytest.mark.parametrize("content", [b"not JSON", b'{"a": 1}\n[]', b'{"a": \n{"a": 1}\n', b"\xff"])
+def test_other_damage_is_not_taken_for_a_torn_row(content, tmp_path):
+    path = tmp_path / "rows"
+    path.write_bytes(content)
+    with pytest.raises(files.BadRows, match="is not a JSON object"):
+        files.read_rows(path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("before", [b"", b'{"a": 1}\n'])
+def test_rows_that_do_not_fit_on_the_disk_leave_what_was_there(before, tmp_path):
+    path = tmp_path / "rows"
+    if before:
+        path.write_bytes(before)
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from bitempered.experiments import files
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    files.append_rows(Path(sys.argv[1]), [{"a": "b" * 3000}])
+except OSError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=60)
+    assert "File too large" in done.stdout, done.stderr
+    assert (path.read_bytes() if path.exists() else b"") == before
+    assert path.exists() == bool(before)
+
+
+# Several processes
+
+
+KILLING = """
+import os, random, signal, sys, time
+from dataclasses import replace
+from pathlib import Path
+import torch
+from bitempered.experiments import compare, train
+from bitempered.experiments.losses import Loss
+
+folder, seconds, seeds, overlap = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
+train.SAVE_SECONDS = 0
+torch.set_num_threads(1)  # a pool of threads does not outlive a fork
+compare.provenance = train.provenance = lambda device: {"commit": "this"}  # whose three processes take most of the time
+
+
+def recipe(second):
+    made = compare.comparison(losses=(Loss("logistic"), second), levels=(0.0, 0.4), seeds=seeds, epochs=3)
+    return replace(made, training=replace(made.training, width=16))
+
+
+recipes = [recipe(Loss("mae")), recipe(Loss("gce", (0.7,)) if overlap else Loss("mae"))]
+
+
+def start(place):
+    process = os.fork()
+    if process:
+        return process, time.monotonic() + random.expovariate(3)
+    code = 1
+    try:
+        compare.run(recipes[place], folder, lambda *_: None)
+        code = 0
+    finally:
+        if code:
+            sys.excepthook(*sys.exc_info())
+        os._exit(code)
+
+
+end, killed, codes = time.monotonic() + seconds, 0, set()
+running = [start(place) for place in range(2)]
+while time.monotonic() < end:
+    for place, (process, until) in enumerate(running):
+        done, status = os.waitpid(process, os.WNOHANG)
+        if not done and time.monotonic() > until:
+            os.kill(process, signal.SIGKILL)
+            done, status = os.waitpid(process, 0)
+            killed += 1
+        if done:
+            codes.add(os.waitstatus_to_exitcode(status))
+            running[place] = start(place)
+    time.sleep(0.002)
+codes |= {os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process, _ in running}
+print(killed, *codes)
+"""
+
+
+@pytest.mark.parametrize("overlap", [False, True])  # of one recipe, or of two that have cells in common
+@pytest.mark.parametrize(
+    ("seconds", "seeds"), [(3, 8), pytest.param(60, 120, marks=pytest.mark.slow)], ids=["short", "a minute"]
+)
+def test_two_processes_that_are_killed_and_restarted_lose_and_double_nothing(seconds, seeds, overlap, tmp_path):
+    folder = tmp_path / "out"
+    command = [sys.executable, "-c", KILLING, folder, seconds, seeds, overlap]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=20 * seconds + 60)
+    assert done.returncode == 0, done.stderr
+    killed, *codes = map(int, done.stdout.split())
+    assert killed, done.stderr  # about six in a second
+    assert set(codes) <= {0, -signal.SIGKILL}, done.stderr
+    losses = ["logistic", "mae", "gce"] if overlap else ["logistic", "mae"]
+    wanted = Counter((seed, noise, loss) for seed in range(seeds) for noise in (0.0, 0.4) for loss in losses)
+    for name in ("compare.jsonl", "curves.jsonl"):
+        rows = files.read_rows(folder / name)
+        assert Counter((row["seed"], row["noise"], row["loss"]) for row in rows) == wanted
+    # Neither a lock nor a checkpoint nor a part of one.
+    assert sorted(path.name for path in folder.iterdir()) == ["compare.jsonl", "curves.jsonl"]
+    print(f"{killed} killed, {len(rows)} rows")
+
+
+def test_processes_share_the_seeds(tmp_path, monkeypatch):
+    """While one process is at seed 0 another does seed 1, then waits for the first and uses its rows."""
+    recipe = comparison(levels=(0.0,), seeds=2, epochs=1)
+    at_work, other_done = threading.Event(), threading.Event()
+    real, made = compare.train, []
+
+    def train(*given, seed, **options):
+        made.append((threading.current_thread().name, seed))
+        if threading.current_thread().name == "first":
+            at_work.set()
+            assert other_done.wait(60)
+        return real(*given, seed=seed, **options)
+
+    def progress(done, total, text):
+        if text == "seed 0: another process is training it":
+            other_done.set()
+
+    monkeypatch.setattr(compare, "train", train)
+    with ThreadPoolExecutor(1) as pool:
+
+        def first():
+            threading.current_thread().name = "first"
+            return compare.run(recipe, tmp_path, silent)
+
+        future = pool.submit(first)
+        assert at_work.wait(60)
+        rows = compare.run(recipe, tmp_path, progress)
+        assert future.result() == rows
+    assert made == [("first", 0), ("MainThread", 1)]
+    assert len(files.read_rows(tmp_path / "compare.jsonl")) == len(rows) == 4
 
 
 # Reports
@@ -340,6 +672,7 @@ def test_compare_end_to_end(tmp_path):
         (["--noise", "some"], "--noise must be numbers separated by commas, such as 0,0.2,0.4; got 'some'"),
         (["--noise", ""], "--noise must be numbers separated by commas"),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["--seeds", "-1"], "seeds must be at least 1, got -1"),
     ],
 )
 def test_bad_options_get_one_line_and_write_nothing(options, message, tmp_path):
@@ -362,13 +695,31 @@ def test_a_folder_that_cannot_be_written_is_found_before_training(tmp_path, monk
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_foreign_rows_file_is_refused_and_left_alone(tmp_path):
-    (tmp_path / "compare.jsonl").write_text("not JSON\n")
+@pytest.mark.parametrize("name", ["compare.jsonl", "curves.jsonl"])
+def test_a_foreign_rows_file_is_refused_and_left_alone(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "run_seed", lambda *_: pytest.fail("trained"))
+    (tmp_path / name).write_text("not JSON\n")
     result = invoke(*TINY_OPTIONS, "--out", tmp_path)
     assert result.exit_code == 1
     assert "line 1 is not a JSON object" in result.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["compare.jsonl"]
-    assert (tmp_path / "compare.jsonl").read_text() == "not JSON\n"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "not JSON\n"
+
+
+def test_a_folder_that_is_deleted_meanwhile_gets_one_line(tmp_path, monkeypatch):
+    real = compare.run_seed
+
+    def delete(*given):
+        made = real(*given)
+        shutil.rmtree(tmp_path / "out")
+        return made
+
+    monkeypatch.setattr(compare, "run_seed", delete)
+    result = invoke(*TINY_OPTIONS, "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert f"cannot use the folder {tmp_path / 'out'}" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -385,6 +736,7 @@ def test_missing_data_gets_one_line(options, message, tmp_path, monkeypatch):
     assert result.exit_code == 1, result.output
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_wrong_label_column_gets_one_line(tmp_path):

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import http.server
+import io
 import os
 import pickle
 import re
@@ -10,11 +11,16 @@ import struct
 import sys
 import tarfile
 import threading
+import tracemalloc
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 
 import numpy as np
 import pytest
 
-from bitempered.experiments import data, sources
+from bitempered.experiments import data, pickles, sources
+from bitempered.experiments.pickles import read_pickle
 from bitempered.experiments.sources import DataError
 
 
@@ -75,7 +81,7 @@ def mnist(tmp_path, monkeypatch):
 @pytest.mark.parametrize("below", [False, True])  # the folder itself, or the one above it
 def test_images_are_split_by_seed_and_keep_their_own_test_part(mnist, below):
     folder, (train_x, _, test_x, test_y) = mnist
-    split = data.load_images("mnist", 0, folder.parent if below else folder)
+    split = data.load("mnist", 0, folder.parent if below else folder)
     np.testing.assert_array_equal(split.test[0], test_x[:, None])
     np.testing.assert_array_equal(split.test[1], test_y)
     assert split.train[0].shape == (20, 1, 28, 28)
@@ -86,7 +92,7 @@ def test_images_are_split_by_seed_and_keep_their_own_test_part(mnist, below):
     assert np.bincount(split.validation[1]).tolist() == [2] * 10
     both = np.concatenate([split.train[0], split.validation[0]])
     assert {image.tobytes() for image in both} == {image.tobytes() for image in train_x}
-    other = data.load_images("mnist", 1, folder)
+    other = data.load("mnist", 1, folder)
     assert (other.train[0] != split.train[0]).any()
 
 
@@ -101,28 +107,57 @@ def test_images_are_split_by_seed_and_keep_their_own_test_part(mnist, below):
         (packed(b""), "is not an idx file of bytes"),
         # Four dimensions of 2^16: their product is 0 in 64 bits, which must not pass for "nothing announced".
         (packed(b"\0\0\x08\x04" + b"\0\1\0\0" * 4), "is damaged"),
-        (packed(idx(np.zeros(40, np.uint8))), "must hold n images and n labels"),
+        # More than can be allocated, more than is ever read, and more dimensions than NumPy has.
+        (packed(b"\0\0\x08\x03" + b"\xff\xff\xff\xff" * 3 + bytes(100)), "is damaged: 100 bytes where 79228"),
+        (packed(b"\0\0\x08\x01" + struct.pack(">I", 2**30) + bytes(100)), "is damaged: 100 bytes where 1073741824"),
+        (packed(b"\0\0\x08\x41" + struct.pack(">65I", *[1] * 65) + b"\0"), "is not an idx file of bytes"),
+        (packed(idx(np.zeros(40, np.uint8))), "must hold n images of 28 x 28 and n labels"),
+        (packed(idx(np.zeros((40, 10, 10), np.uint8))), r"must hold n images of 28 x 28.*got shapes \(40, 10, 10\)"),
     ],
 )
 def test_a_damaged_idx_file_gets_one_line(mnist, content, message):
     folder, _ = mnist
     (folder / "train-images-idx3-ubyte.gz").write_bytes(content)
     with pytest.raises(DataError, match=message) as error:
-        data.load_images("mnist", 0, folder)
+        data.load("mnist", 0, folder)
     assert one_line(error)
+
+
+def test_a_gzip_bomb_is_read_no_further_than_its_header_says(tmp_path):
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(packed(idx(np.zeros(10, np.uint8)) + bytes(2**26)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="is damaged: more bytes where 10 are announced"):
+            sources.read_idx(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**22  # gzip's own buffers
+    finally:
+        tracemalloc.stop()
+
+
+def test_too_few_images_get_one_line(mnist, monkeypatch):
+    folder, _ = mnist
+    monkeypatch.setattr(data, "VALIDATION_ROWS", 5_000)
+    with pytest.raises(DataError, match="mnist: of 40 rows 5000 cannot be set aside with their share") as error:
+        data.load("mnist", 0, folder)
+    assert one_line(error)
+    for name, array in (("images-idx3", np.zeros((0, 28, 28), np.uint8)), ("labels-idx1", np.zeros(0, np.uint8))):
+        (folder / f"t10k-{name}-ubyte.gz").write_bytes(packed(idx(array)))
+    with pytest.raises(DataError, match=r"t10k.*got shapes \(0, 28, 28\) and \(0,\)"):
+        data.load("mnist", 0, folder)
 
 
 def test_a_missing_file_gets_one_line_that_says_where_to_get_it(mnist):
     folder, _ = mnist
     (folder / "t10k-images-idx3-ubyte.gz").unlink()
     with pytest.raises(DataError, match=r"no t10k-images-idx3-ubyte\.gz in .*https://.*--data-dir") as error:
-        data.load_images("mnist", 0, folder)
+        data.load("mnist", 0, folder)
     assert one_line(error)
 
 
-def test_unknown_images_are_refused():
-    with pytest.raises(ValueError, match="unknown dataset 'svhn'; there is: mnist, fashion-mnist, cifar100"):
-        data.load_images("svhn", 0)
+def test_an_unknown_dataset_is_refused():
+    with pytest.raises(ValueError, match="unknown dataset 'svhn'; there is: digits, mnist, fashion-mnist, cifar100, a"):
+        data.load("svhn", 0)
 
 
 # Downloads
@@ -154,17 +189,17 @@ def server(mnist, tmp_path, monkeypatch):
 
 
 def test_files_are_downloaded_once(server):
-    first = data.load_images("mnist", 0)
+    first = data.load("mnist", 0)
     for file in server.iterdir():
         file.unlink()
-    again = data.load_images("mnist", 0)
+    again = data.load("mnist", 0)
     np.testing.assert_array_equal(first.train[0], again.train[0])
 
 
 def test_a_wrong_checksum_gets_one_line_and_leaves_no_file(server, tmp_path):
     (server / "train-images-idx3-ubyte.gz").write_bytes(b"something else")
     with pytest.raises(DataError, match="has not the published checksum") as error:
-        data.load_images("mnist", 0)
+        data.load("mnist", 0)
     assert one_line(error)
     assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
 
@@ -175,7 +210,7 @@ def test_no_network_gets_one_line_that_names_the_files(tmp_path, monkeypatch):
     monkeypatch.setitem(sources.SOURCES, "mnist", sources.Source("http://127.0.0.1:9", files))
     monkeypatch.setattr(sources, "cache_folder", lambda: tmp_path / "cache")
     with pytest.raises(DataError, match="cannot download mnist") as error:
-        data.load_images("mnist", 0)
+        data.load("mnist", 0)
     assert one_line(error)
     assert all(name in str(error.value) for name in files)
     assert "--data-dir" in str(error.value)
@@ -216,18 +251,18 @@ def test_cifar_is_read_from_its_folder_and_from_its_archive(cifar_folder, packed
     np.testing.assert_array_equal(train_x.reshape(200, 3072), cifar(200)[b"data"])
     np.testing.assert_array_equal(train_y, np.arange(200) % 100)
     assert test_x.shape == (100, 3, 32, 32)
-    split = data.load_images("cifar100", 0, cifar_folder.parent)
+    split = data.load("cifar100", 0, cifar_folder.parent)
     assert split.num_classes == 100
     assert np.bincount(split.validation[1]).tolist() == [1] * 100
     np.testing.assert_array_equal(split.test[1], test_y)
 
 
 class Malicious:
-    def __init__(self, call, *arguments):
-        self.call, self.arguments = call, arguments
+    def __init__(self, call, *arguments, state=None):
+        self.made = (call, arguments) if state is None else (call, arguments, state)
 
     def __reduce__(self):
-        return self.call, self.arguments
+        return self.made
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])  # GLOBAL in text, in binary, and STACK_GLOBAL
@@ -253,10 +288,12 @@ def test_a_malicious_pickle_is_refused(cifar_folder, tmp_path, monkeypatch, prot
     ("content", "message"),
     [
         (pickle.dumps(cifar(5), protocol=2)[:-500], "cannot read train of"),
-        (b"", "cannot read train of .*: Ran out of input"),
+        (b"", "cannot read train of .*: pickle exhausted"),
         (pickle.dumps({}, protocol=2), "cannot read train of .*data"),
-        (pickle.dumps({**cifar(5), b"fine_labels": [0]}, protocol=2), "holds something else than CIFAR-100's"),
-        (pickle.dumps({**cifar(5), b"fine_labels": [100] * 5}, protocol=2), "holds something else than CIFAR-100's"),
+        (pickle.dumps({**cifar(5), b"fine_labels": [0]}, protocol=2), "expected a list of 5 labels"),
+        (pickle.dumps({**cifar(5), b"fine_labels": [100] * 5}, protocol=2), "labels must be integers from 0 to 99"),
+        (pickle.dumps({**cifar(5), b"fine_labels": [[0]] * 5}, protocol=2), "labels must be integers from 0 to 99"),
+        (pickle.dumps({**cifar(5), b"data": np.zeros((5, 3072))}, protocol=2), "something else than arrays of bytes"),
     ],
 )
 def test_a_damaged_cifar_file_gets_one_line(cifar_folder, content, message):
@@ -264,6 +301,125 @@ def test_a_damaged_cifar_file_gets_one_line(cifar_folder, content, message):
     with pytest.raises(DataError, match=message) as error:
         data.read_images("cifar100", cifar_folder.parent)
     assert one_line(error)
+
+
+def planted(dtype, raw, shape=(4,)):
+    """The pickle of an array by hand: `dtype` is what calls NumPy's, with the state that follows."""
+    reconstruct = np.zeros(0).__reduce__()[0]
+    return Malicious(reconstruct, np.ndarray, (0,), b"b", state=(1, shape, dtype, False, raw))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        # A field of objects in a dtype whose flags deny it: NumPy takes the bytes for addresses.
+        pickle.dumps(
+            {
+                **cifar(4),
+                b"fine_labels": planted(
+                    Malicious(np.dtype, "V8", state=(3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)),
+                    b"A" * 32,
+                ),
+            },
+            protocol=2,
+        ),
+        # The same through the state of a dtype that is called a byte.
+        pickle.dumps(
+            {
+                **cifar(4),
+                b"fine_labels": planted(
+                    Malicious(np.dtype, "u1", state=(3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)),
+                    b"A" * 32,
+                ),
+            },
+            protocol=2,
+        ),
+        pickle.dumps({**cifar(4), b"data": planted(np.dtype("O"), [1, 2, 3, 4])}, protocol=2),
+        pickle.dumps({**cifar(4), b"data": planted(np.dtype("u1"), b"A" * 12288, (2**62, 4))}, protocol=2),
+        pickle.dumps({**cifar(4), b"data": planted(np.dtype("u1"), b"A" * 12288, (-1, 0))}, protocol=2),
+        b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.",  # a key whose hash is 200,000 calls deep
+        b"\x80\x02Nr\xfe\xff\xff\x7f.",  # the 2,147,483,646th entry of a table of what was seen
+        b"\x80\x02cnumpy\nndarray\nJ\xff\xff\xff\x7f\x85R.",  # an array of two gigabytes
+        b"\x80\x02cnumpy\ndtype\n}X\x01\x00\x00\x00aK\x01sb.",  # state for what is named, not made
+        b"\x80\x04\x8c\x05numpy\x8c\x05dtype\x93)\x81.",  # NEWOBJ
+        b"\x80\x05\x96" + b"\xff" * 7 + b"\x0f.",  # a byte array of 2^60
+    ],
+    ids=range(11),
+)
+def test_a_hostile_pickle_gets_one_line(cifar_folder, content):
+    (cifar_folder / "train").write_bytes(content)
+    with pytest.raises(DataError, match=r"cannot read train of .*; get it again") as error:
+        data.read_images("cifar100", cifar_folder.parent)
+    assert one_line(error)
+
+
+def test_the_state_of_a_dtype_is_ignored(cifar_folder):
+    dtype = Malicious(np.dtype, "u1", state=(3, "<", None, ("a",), {"a": None}, 77, -1, 63))
+    (cifar_folder / "train").write_bytes(
+        pickle.dumps({**cifar(4), b"data": planted(dtype, b"A" * 12288, (4, 3072))}, protocol=2)
+    )
+    images, _ = sources.read_cifar(cifar_folder, "train")
+    assert (images == ord("A")).all()
+    assert images.shape == (4, 3, 32, 32)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
+def test_pickles_are_read_as_python_reads_them(protocol):
+    content = {
+        b"bytes": b"\x00\xff\n", "text": "\u00e4\n\u20ac", b"list": [0, 1, 255, 256, 65536, -1, 2**31, -(2**40)],
+        b"none": [None, True, False, (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), [], {}], b"again": [b"x"] * 3,
+    }  # fmt: skip
+    assert read_pickle(pickle.dumps(content, protocol=protocol)) == content
+
+
+def test_a_pickle_has_a_limited_number_of_instructions(monkeypatch):
+    monkeypatch.setattr(pickles, "STEPS", 100)
+    assert read_pickle(b"N" * 99 + b".") is None
+    with pytest.raises(ValueError, match="more than 100 instructions"):
+        read_pickle(b"N" * 100 + b".")
+
+
+def test_bytes_that_are_unpacked_again_and_again_are_counted(monkeypatch):
+    monkeypatch.setattr(pickles, "ENCODED", 1000)
+    once = b"\x80\x02(X\x90\x01\x00\x00" + b"a" * 400 + b"q\x00"
+    call = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R"
+    assert read_pickle(once + call * 2 + b"t.") == ("a" * 400, b"a" * 400, b"a" * 400)
+    with pytest.raises(ValueError, match="unpacks to far more"):
+        read_pickle(once + call * 3 + b"t.")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda raw: raw[:124] + b"-0000001000\0" + raw[136:], "it is no tar archive"),  # would be read for ever
+        (lambda raw: raw[:124] + b"77777777777\0" + raw[136:], "it has no cifar-100-python/train"),
+        (lambda raw: raw[:1600], "no newline found"),
+        (lambda raw: bytes(len(raw)), "it has no cifar-100-python/train"),
+        (lambda raw: b"", "it has no cifar-100-python/train"),
+    ],
+)
+def test_a_damaged_archive_gets_one_line(cifar_folder, change, message):
+    path = cifar_folder.parent / "cifar.tar.gz"
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        archive.add(cifar_folder / "train", "cifar-100-python/train")
+    path.write_bytes(packed(change(raw.getvalue())))
+    with pytest.raises(DataError, match=f"cannot read train of .*{message}") as error:
+        sources.read_cifar(path, "train")
+    assert one_line(error)
+
+
+def test_an_archive_is_read_no_further_than_its_limit(cifar_folder, monkeypatch):
+    monkeypatch.setattr(sources, "LIMIT", 2**20)
+    path = cifar_folder.parent / "cifar.tar.gz"
+    path.write_bytes(packed(bytes(2**27)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="it has no cifar-100-python/train"):
+            sources.read_cifar(path, "train")
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_missing_cifar_part_gets_one_line(cifar_folder):
@@ -283,9 +439,26 @@ def test_human_labels(tmp_path):
         data.load_human_labels(clean, tmp_path / "missing.npz")
 
 
+# Hashes
+
+
+def test_a_dataset_s_digest_is_of_all_that_was_read(tmp_path):
+    first = data.read("digits")
+    assert first.digest == data.read("digits").digest != data.digits(test_seed=1).digest
+    for part in range(2):
+        for place in range(2):
+            arrays = [[array.copy() for array in part] for part in (first.rest, first.test)]
+            arrays[part][place].flat[-1] += 1
+            assert replace(first, rest=tuple(arrays[0]), test=tuple(arrays[1])).digest != first.digest
+
+
 # Tables
 
 CSV = "height,width,kind\n" + "".join(f"{i},{i / 2},{'cat' if i % 3 else 'dog'}\n" for i in range(30))
+
+
+def load_table(path, label_column="kind"):
+    return data.load(str(path), 0, label_column=label_column)
 
 
 def test_csv_and_parquet_give_the_same_split(tmp_path):
@@ -295,7 +468,7 @@ def test_csv_and_parquet_give_the_same_split(tmp_path):
     _, *lines = (line.split(",") for line in CSV.splitlines())
     columns = {"height": [int(a) for a, _, _ in lines], "width": [float(b) for _, b, _ in lines]}
     parquet.write_table(pyarrow.table({**columns, "kind": [c for _, _, c in lines]}), tmp_path / "table.parquet")
-    first, second = (data.load_table(tmp_path / name, "kind", 0) for name in ("table.csv", "table.parquet"))
+    first, second = (load_table(tmp_path / name) for name in ("table.csv", "table.parquet"))
     assert first.num_classes == second.num_classes == 2
     assert [np.bincount(y).tolist() for _, y in (first.train, first.validation, first.test)] == [
         [12, 6],
@@ -334,7 +507,12 @@ def test_classes_that_are_numbers_are_ordered_as_numbers(tmp_path):
         ("a,kind\n1,x\nred,x\n", "row 2, column 'a': expected a finite number, got 'red'"),
         ("a,kind\nnan,x\n", "expected a finite number, got 'nan'"),
         ("a,kind\n" + "1,x\n" * 9, "column 'kind' must hold at least two classes, got 1"),
-        ("a,kind\n" + "1,x\n" * 9 + "1,y\n", "10 rows of 2 classes cannot be split three ways"),
+        ("a,kind\n" + "1,x\n" * 9 + "1,y\n", "of 10 rows 2 cannot be set aside with their share"),
+        ("a,kind\n1,x\0\n", "holds NUL characters"),
+        ("a,kind\n" + "1" * 200_000 + ",x\n", "cannot read .*field larger than field limit"),
+        ("a,kind\n1e39,x\n", "expected a finite number, got '1e39'"),
+        ('"a\nb\x1b[2J",c\n1,2\n', r"has no column 'kind'; there is: a b \[2J, c;"),
+        (",".join(f"c{i}" for i in range(99)) + "\n" + "1," * 98 + "1\n", "c19 and 79 more; choose one"),
         (b"a,kind\n\xff\xfe,1\n", "cannot read .*utf-8"),
     ],
 )
@@ -342,7 +520,78 @@ def test_a_bad_table_gets_one_line(tmp_path, content, message):
     path = tmp_path / "table.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=message) as error:
-        data.load_table(path, "kind", 0)
+        load_table(path)
+    assert one_line(error)
+
+
+LABELS = {
+    # What a column holds, as text and in Parquet: the same classes in the same order, or the same refusal.
+    "whole": (["10", "9", "10", "-1"], [10, 9, 10, -1], ["-1", "9", "10"]),
+    "whole floats": (["1.0", "2", "1", "2.0"], [1.0, 2.0, 1.0, 2.0], ["1", "2"]),
+    "large": (["9007199254740993", "9007199254740992"] * 2, [9007199254740993, 9007199254740992] * 2, None),
+    "text": (["b", "a", "B", "a "], ["b", "a", "B", "a "], ["B", "a", "a ", "b"]),
+    "truth": (["True", "False"] * 2, [True, False] * 2, ["False", "True"]),
+    "dates": (["2020-10-01", "2020-09-30"] * 2, [date(2020, 10, 1), date(2020, 9, 30)] * 2, None),
+    "decimals": (["1.00", "2.00"] * 2, [Decimal("1.00"), Decimal("2.00")] * 2, ["1", "2"]),
+    "underscores": (["1_0", "10"] * 2, ["1_0", "10"] * 2, ["10", "1_0"]),
+    "other digits": (["\u0661", "1"] * 2, ["\u0661", "1"] * 2, ["1", "\u0661"]),
+    "some text": (["0.5", "none"] * 2, ["0.5", "none"] * 2, ["0.5", "none"]),
+    "measurements": (["0.2", "0.7", "1.5", "0.2"], [0.2, 0.7, 1.5, 0.2], "row 1: the label 0.2 is not a whole number"),
+    "half": (["1", "2", "2.5", "1"], [1.0, 2.0, 2.5, 1.0], "row 3: the label 2.5 is not a whole number"),
+    "decimal parts": (["1.50"] * 4, [Decimal("1.50")] * 4, "the label 1.50 is not a whole number"),
+    "infinite": (["1", "inf", "2", "1"], [1.0, float("inf"), 2.0, 1.0], "row 2: the label inf is not a whole number"),
+    "too large": (["1", "1e400", "2", "1"], ["1", "1e400", "2", "1"], "row 2: the label 1e400 is not a whole number"),
+    "nan": (["1", "nan", "2", "1"], [1.0, float("nan"), 2.0, 1.0], "row 2: the label is missing"),
+    "nan and text": (["a", "NaN", "b", "a"], ["a", "NaN", "b", "a"], "row 2: the label is missing"),
+    "empty": (["a", "", "b", "a"], ["a", None, "b", "a"], "row 2: the label is missing"),
+    "blank": (["a", " ", "b", "a"], ["a", " ", "b", "a"], "row 2: the label is missing"),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_are_classes_whatever_the_format(kind, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts, values, expected = LABELS[kind]
+    (tmp_path / "table.csv").write_text("x,y\n" + "".join(f"{i},{text}\n" for i, text in enumerate(texts)))
+    parquet.write_table(pyarrow.table({"x": range(4), "y": values}), tmp_path / "table.parquet")
+    encoded = pyarrow.array(values).dictionary_encode()
+    parquet.write_table(pyarrow.table({"x": range(4), "y": encoded}), tmp_path / "categories.parquet")
+    for name in ("table.csv", "table.parquet", "categories.parquet"):
+        if isinstance(expected, str):
+            with pytest.raises(DataError, match=expected) as error:
+                sources.read_table(tmp_path / name, "y")
+            assert one_line(error)
+        else:
+            _, labels, names = sources.read_table(tmp_path / name, "y")
+            assert names == (expected or sorted(set(texts)))
+            order = {text: i for i, text in enumerate(names)}
+            whole = (text.removesuffix(".0").removesuffix(".00") for text in texts)
+            assert labels.tolist() == [order[text] for text in whole]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([[1], [2]], "row 1: expected a label, got a list"),
+        ([{"a": 1}, {"a": 2}], "row 1: expected a label, got a dict"),
+        ("not UTF-8", "cannot read .*utf-8"),
+        ("equal values", "it holds 200000000 rows of 2 columns, more than can be used"),
+    ],
+)
+def test_a_parquet_file_of_something_else_gets_one_line(values, message, tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "table.parquet"
+    if values == "not UTF-8":
+        offsets, text = (pyarrow.py_buffer(part) for part in (struct.pack("<3i", 0, 1, 2), b"\xff\xfe"))
+        values = pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, offsets, text])
+    if isinstance(values, str):
+        monkeypatch.setattr(sources, "VALUES", 3)
+        values, message = [0, 1], "it holds 2 rows of 2 columns, more than can be used"
+    parquet.write_table(pyarrow.table({"x": [1.0, 2.0], "y": values}), path)
+    with pytest.raises(DataError, match=message) as error:
+        sources.read_table(path, "y")
     assert one_line(error)
 
 
@@ -351,19 +600,98 @@ def test_a_missing_table_gets_one_line(tmp_path):
         if name == "table.parquet":
             pytest.importorskip("pyarrow")
         with pytest.raises(DataError, match=f"cannot read .*{re.escape(name)}") as error:
-            data.load_table(tmp_path / name, "kind", 0)
+            load_table(tmp_path / name)
         assert one_line(error)
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match="pip install pyarrow"):
-        data.load_table(tmp_path / "table.parquet", "kind", 0)
+        load_table(tmp_path / "table.parquet")
 
 
 def test_a_parquet_file_that_is_none_gets_one_line(tmp_path):
     pytest.importorskip("pyarrow")
     (tmp_path / "table.parquet").write_bytes(b"no Parquet")
     with pytest.raises(DataError, match=r"cannot read .*table\.parquet") as error:
-        data.load_table(tmp_path / "table.parquet", "kind", 0)
+        load_table(tmp_path / "table.parquet")
     assert one_line(error)
+
+
+# Files that are damaged in any way
+
+
+def damage(content, rng):
+    """Change, cut out, double or overwrite a few bytes, mostly near the beginning, where the headers are."""
+    content = bytearray(content)
+    for _ in range(rng.choice([1, 1, 1, 2, 3, 8])):
+        at = int(rng.integers(min(len(content), int(rng.choice([64, 400, 2**20]))) or 1))
+        length = int(rng.integers(1, 20))
+        extreme = struct.pack(rng.choice(["<I", ">I"]), rng.choice([0, 1, 2**28, 2**31 - 1, 2**31, 2**32 - 1]))
+        other = int(rng.integers(len(content) or 1))
+        change = rng.integers(5)
+        if change == 0:
+            content[at : at + 1] = rng.bytes(1)
+        elif change == 1:
+            del content[at : at + length]
+        elif change == 2:
+            content[at:at] = content[other : other + length]
+        elif change == 3:
+            content[at : at + 4] = extreme
+        else:
+            del content[at + 1000 * length :]
+    return bytes(content)
+
+
+def example(kind):
+    buffer = io.BytesIO()
+    if kind == "idx":
+        return idx(np.zeros((5, 4, 4), np.uint8))
+    if kind == "pickle":
+        return pickle.dumps(cifar(3), protocol=2)
+    if kind == "tar":
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+            for part in ("test", "train"):
+                info = tarfile.TarInfo(f"cifar-100-python/{part}")
+                info.size = len(example("pickle"))
+                archive.addfile(info, io.BytesIO(example("pickle")))
+    elif kind == "npz":
+        np.savez_compressed(buffer, noisy_label=np.arange(5), clean_label=np.arange(5))
+    elif kind == "csv":
+        return CSV.encode()
+    else:
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"height": [1.0, 2.0], "kind": ["cat", "dog"]}), buffer)
+    return buffer.getvalue()
+
+
+def read_example(kind, content, folder):
+    path = folder / f"train.{kind}"
+    if kind == "pickle":
+        path = folder / "train"
+    path.write_bytes(packed(content) if kind in ("idx", "tar") else content)
+    if kind == "idx":
+        sources.read_idx(path)
+    elif kind == "pickle":
+        sources.read_cifar(folder, "train")
+    elif kind == "tar":
+        sources.read_cifar(path, "train")
+    elif kind == "npz":
+        data.load_human_labels(np.arange(5), path)
+    else:
+        sources.read_table(path, "kind")
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["idx", "pickle", "tar", "npz", "csv", "parquet"])
+def test_a_file_that_is_damaged_in_any_way_gets_one_line(kind, count, tmp_path):
+    rng, whole = np.random.default_rng(0), example(kind)
+    read_example(kind, whole, tmp_path)
+    refused = []
+    for _ in range(count):
+        try:
+            read_example(kind, damage(whole, rng), tmp_path)
+        except DataError as error:
+            refused.append(str(error))
+    assert len(refused) > count / 3  # what is still a file of its kind may be read
+    assert not any("\n" in message for message in refused)

@@ -478,8 +478,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, tmp_path, monkeypatch):
     assert (
         done.stderr == f"bitempered: stopped; the same command with --resume goes on with what is there ({stopped})\n"
     )
-    checkpoint = stopped / "bi-tempered-seed0.checkpoint"
-    assert checkpoint.exists()
+    (checkpoint,) = stopped.glob("bi-tempered-seed0-*.checkpoint")
     assert len(read_rows(stopped / "table2.jsonl")) == 1
 
     refused = invoke(folder, stopped)
@@ -523,7 +522,8 @@ def test_weights_after_resumption_are_the_same_bit_for_bit(data, tmp_path):
 
 def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(folder, data, tmp_path, monkeypatch):
     monkeypatch.setitem(imagenet.RECIPES, "resnet18", TINY)
-    path = tmp_path / "logistic-seed0.checkpoint"
+    setting = {**TINY.setting(LOGISTIC, 0, data), **imagenet.provenance("cpu")}
+    path = imagenet.checkpoint_file(tmp_path, "logistic-seed0", [setting])
     Run(replace(TINY, rate=0.2), LOGISTIC, 0, data, CPU).save(path)
     done = invoke(folder, tmp_path, "--resume")
     assert done.exit_code == 1
@@ -534,6 +534,25 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(folder, data, tm
         assert done.exit_code == 1
         assert f"{path} is not a checkpoint, or a damaged one; delete it to train again" in done.stderr
         assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("what", ["network", "momentum", "missing", "metrics"])
+def test_a_checkpoint_of_this_run_with_something_else_in_it_is_refused(what, data, tmp_path):
+    recipe, path = replace(TINY, training=replace(TINY.training, epochs=1)), tmp_path / "run"
+    Run(recipe, LOGISTIC, 0, data, CPU).train(path, silent)
+    Run(recipe, LOGISTIC, 0, data, CPU).load(path)
+    kept = torch.load(path, weights_only=True)
+    if what == "network":
+        kept["network"] = {name: value[:1] if value.dim() else value for name, value in kept["network"].items()}
+    elif what == "momentum":
+        kept["momentum"][0]["momentum_buffer"] = torch.zeros(1)
+    elif what == "missing":
+        kept["momentum"] = {}
+    else:
+        kept["metrics"] = [{"epoch": 1, "top1": "high", "seconds": 1.0}]
+    torch.save(kept, path)
+    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or a damaged one; delete it to train again"):
+        Run(recipe, LOGISTIC, 0, data, CPU).load(path)
 
 
 class Mischief:
@@ -562,6 +581,10 @@ def test_other_files_in_the_same_number_are_other_data(folder, tmp_path, monkeyp
     for root in (folder, other):
         assert invoke(root, tmp_path / "out", "--seeds", "1").exit_code == 0
     assert len(read_rows(tmp_path / "out" / "table2.jsonl")) == 4
+    with (other / "val" / "n0002" / "three.JPEG").open("ab") as file:
+        file.write(b"more")  # the same names
+    assert invoke(other, tmp_path / "out", "--seeds", "1").exit_code == 0
+    assert len(read_rows(tmp_path / "out" / "table2.jsonl")) == 6
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -242,16 +243,79 @@ cli.main()
     assert not list(killed.glob("*.checkpoint"))
 
 
-def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path):
+def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path, monkeypatch):
     path = tmp_path / "run"
-    train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
-    for training, members, seed in [
-        (replace(TINY, epochs=4), [member(digits)], 0),
-        (TINY, [member(digits, rate=2e-2)], 0),
-        (TINY, [member(digits)], 1),
+    one = member(digits, TEMPERED)
+    train(TINY, [one], digits, seed=0, checkpoint=path)
+    # As many wrong labels as before, but others; one pixel; one label.
+    labels = one.train[::-1].copy(), one.validation.copy()
+    pixels = [part[0].copy() for part in (digits.train, digits.validation, digits.test)]
+    pixels[2][0, 0] += 1
+    test_labels = digits.test[1].copy()
+    test_labels[0] += 1
+    for training, members, split, seed in [
+        (replace(TINY, epochs=4), [one], digits, 0),
+        (TINY, [replace(one, rate=2e-2)], digits, 0),
+        (TINY, [replace(one, loss=Loss("bi-tempered", (0.5, 2.0000001)))], digits, 0),
+        (TINY, [one], digits, 1),
+        (TINY, [replace(one, train=labels[0])], digits, 0),
+        (TINY, [replace(one, validation=one.validation[::-1].copy())], digits, 0),
+        (TINY, [one], replace(digits, test=(pixels[2], digits.test[1])), 0),
+        (TINY, [one], replace(digits, test=(digits.test[0], test_labels)), 0),
     ]:
         with pytest.raises(BadCheckpoint, match=r"run is of another run than this; delete it"):
-            train(training, members, digits, seed=seed, checkpoint=path)
+            train(training, members, split, seed=seed, checkpoint=path)
+    train(TINY, [one], digits, seed=0, checkpoint=path)
+    monkeypatch.setattr(loop, "provenance", lambda device: {"torch": "1.0"})
+    with pytest.raises(BadCheckpoint, match=r"run is of another run than this; delete it"):
+        train(TINY, [one], digits, seed=0, checkpoint=path)
+
+
+def spoil(name, kept):
+    state, metrics = kept["state"], kept["metrics"]
+    if name == "shape":
+        state[0] = torch.zeros(3, 3)
+    elif name == "a shape that could be stretched":
+        state[0] = torch.zeros(1)
+    elif name == "dtype":
+        state[0] = state[0].double()
+    elif name == "no tensor":
+        state[0] = "weights"
+    elif name == "too few tensors":
+        state.pop()
+    elif name == "no list":
+        kept["state"] = None
+    elif name == "steps":
+        state[-1] = torch.tensor(10**6)
+    elif name == "epochs":
+        metrics.pop()
+    elif name == "members":
+        metrics[0]["test"] = []
+    elif name == "an accuracy that is text":
+        metrics[0]["validation"] = ["high"]
+    elif name == "no metrics":
+        kept["metrics"] = [None, 1, "2"]
+    elif name == "no time":
+        del metrics[-1]["seconds"]
+    else:
+        raise AssertionError(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shape", "a shape that could be stretched", "dtype", "no tensor", "too few tensors", "no list", "steps",
+        "epochs", "members", "an accuracy that is text", "no metrics", "no time",
+    ],
+)  # fmt: skip
+def test_a_checkpoint_of_this_run_with_something_else_in_it_is_refused(name, digits, tmp_path):
+    path = tmp_path / "run"
+    train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
+    kept = torch.load(path, weights_only=True)
+    spoil(name, kept)
+    torch.save(kept, path)
+    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or a damaged one; delete it to train again"):
+        train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half"])
@@ -261,6 +325,22 @@ def test_a_damaged_checkpoint_is_refused(content, digits, tmp_path):
     with pytest.raises(BadCheckpoint, match="is not a checkpoint, or a damaged one"):
         train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
     assert path.read_bytes() == content
+
+
+def test_a_checkpoint_with_any_wrong_byte_is_refused_or_read(digits, tmp_path, monkeypatch):
+    """Among them offsets that no file can be moved to, which is no fault of the folder."""
+    monkeypatch.setattr(loop, "provenance", lambda device: {})
+    path, rng = tmp_path / "run", np.random.default_rng(0)
+    train(replace(TINY, epochs=1), [member(digits)], digits, seed=0, checkpoint=path)
+    fleet, whole = Fleet(replace(TINY, epochs=1), [member(digits)], digits, 0, torch.device("cpu")), path.read_bytes()
+    directory = whole.index(b"PK\x01\x02")  # of the archive
+    for _ in range(200):
+        content = bytearray(whole)
+        at = int(rng.integers(directory, len(whole)))
+        content[at : at + 4] = rng.integers(0, 256, 4, dtype=np.uint8).tobytes()
+        path.write_bytes(content)
+        with suppress(BadCheckpoint):
+            fleet.load(path)
 
 
 def test_checkpoints_execute_nothing(digits, tmp_path):

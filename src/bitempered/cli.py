@@ -1,6 +1,8 @@
 """The command `bitempered`: parses, calls, prints."""
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,9 @@ try:
     import typer
 except ModuleNotFoundError as missing:
     raise SystemExit(f"bitempered: {missing}; {NEEDS}") from None
+except KeyboardInterrupt:
+    print("bitempered: stopped", file=sys.stderr)
+    raise SystemExit(130) from None
 
 __all__ = ["main"]
 
@@ -190,6 +195,7 @@ def reproduce(
     out = out or Path(f"results/{what}{'-quick' if quick else ''}")
     path = out / f"{what}.png"
     with clear_errors(out, "nothing was written"):
+        out.mkdir(parents=True, exist_ok=True)  # before the work, so that a folder that cannot be made is found at once
         if what == "figure2":
             recipe = figure2.Recipe()
             if quick or seeds:
@@ -233,6 +239,7 @@ def bench(
     plan = bench.quick(bench.PLANS[device]) if quick else bench.PLANS[device]
     out = out or Path("results/bench-quick" if quick else "benchmarks")
     with clear_errors(out, "what was measured is there"):
+        out.mkdir(parents=True, exist_ok=True)
         rows = bench.run(plan, device, out, lambda text: print(text, flush=True))
     name = "gpu" if device == "cuda" else "cpu"
     print(f"Written to {out}: {name}.md, {name}.png and {name}.jsonl")
@@ -320,13 +327,15 @@ def choose_device(device: str | None) -> str:
 
 @contextmanager
 def clear_errors(out: Path, stopped: str = "the same command goes on with what is there") -> Iterator[None]:
-    """Make the folder, and turn what can go wrong in it into one line each; `stopped` is for Ctrl-C."""
+    """Turn what can go wrong with a folder of results into one line each; `stopped` is for Ctrl-C."""
     from bitempered.experiments.files import BadRows
     from bitempered.experiments.sources import DataError
     from bitempered.experiments.train import BadCheckpoint
 
+    with_main = signal.getsignal(signal.SIGINT) is stop_at_once
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        if with_main:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         yield
     except KeyboardInterrupt:
         fail(f"stopped; {stopped} ({out})", 130)
@@ -334,6 +343,9 @@ def clear_errors(out: Path, stopped: str = "the same command goes on with what i
         fail(f"cannot use the folder {out}: {error}", 1)
     except (BadRows, DataError, BadCheckpoint) as error:
         fail(str(error), 1)
+    finally:
+        if with_main:
+            signal.signal(signal.SIGINT, stop_at_once)
 
 
 @contextmanager
@@ -354,7 +366,15 @@ def fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def stop_at_once(number: int, frame: object) -> NoReturn:
+    """Handle Ctrl-C outside of `clear_errors`, where nothing is written, and imports can fail in any way if stopped."""
+    os.write(2, b"bitempered: stopped\n")
+    os._exit(130)
+
+
 def main() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a script that ignores Ctrl-C
+        signal.signal(signal.SIGINT, stop_at_once)
     app(prog_name="bitempered")
 
 

@@ -5,6 +5,7 @@ itself random, so that two draws differ in which labels are wrong but not in how
 a fraction of, each model says.
 """
 
+import io
 import operator
 import zipfile
 from collections.abc import Mapping
@@ -134,15 +135,15 @@ def from_file(labels: np.ndarray, path: str | Path) -> np.ndarray:
     Reference: Wei et al., Learning with Noisy Labels Revisited: A Study Using Real-World Human Annotations, 2022.
     """
     labels = check(labels, 0.0)
-    try:
-        # Opened here, since np.load leaves a file that it cannot read open.
-        with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            noisy, clean = file["noisy_label"], file["clean_label"]
-    except KeyError as error:
-        raise ValueError(f"{path} must hold the arrays noisy_label and clean_label: {error.args[0]}") from None
-    except (ValueError, TypeError, EOFError, zipfile.BadZipFile):
-        # A lone .npy array is no context manager (TypeError); pickled content is a ValueError.
-        raise ValueError(f"{path} is not an .npz file of plain arrays") from None
+    with Path(path).open("rb") as raw:
+        try:
+            with zipfile.ZipFile(raw) as archive:
+                noisy, clean = (read_array(archive, name, labels.size) for name in ("noisy_label", "clean_label"))
+        except KeyError as error:
+            raise ValueError(f"{path} must hold the arrays noisy_label and clean_label: {error.args[0]}") from None
+        except Exception:
+            # A damaged archive can raise nearly anything, and an array of objects is a pickle.
+            raise ValueError(f"{path} is not an .npz file of plain arrays, or a damaged one") from None
     if noisy.shape != labels.shape or not np.issubdtype(noisy.dtype, np.integer):
         raise ValueError(
             f"{path}: noisy_label must be integers of shape {labels.shape} as the labels, "
@@ -151,6 +152,14 @@ def from_file(labels: np.ndarray, path: str | Path) -> np.ndarray:
     if not np.array_equal(clean, labels):
         raise ValueError(f"{path}: clean_label differs from the labels given; are the examples in the same order?")
     return noisy.astype(labels.dtype)
+
+
+def read_array(archive: zipfile.ZipFile, name: str, labels: int) -> np.ndarray:
+    """Read an array of an .npz file that can be so many labels, without its pickles."""
+    info = archive.getinfo(f"{name}.npy")
+    if info.file_size > 8 * labels + 2**16:  # beyond which zipfile does not read, whatever is packed there
+        raise ValueError("far more than the labels")
+    return np.lib.format.read_array(io.BytesIO(archive.read(info)), allow_pickle=False)
 
 
 def check(labels: np.ndarray, rate: float, num_classes: int | None = None) -> np.ndarray:

@@ -1,7 +1,10 @@
 """The recipe behind `bitempered compare` and the paper's table 1: losses side by side under label noise."""
 
 import csv
+import hashlib
 import io
+import json
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -12,8 +15,8 @@ import numpy as np
 import torch
 
 from bitempered import noise
-from bitempered.experiments.data import Split, check_dataset, load, load_human_labels
-from bitempered.experiments.files import read_rows, write_atomically, write_rows
+from bitempered.experiments.data import Dataset, Split, check_dataset, fingerprint, is_table, load_human_labels, read
+from bitempered.experiments.files import append_rows, lock, read_rows, write_atomically
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.origin import provenance, today
 from bitempered.experiments.sources import DataError
@@ -73,7 +76,7 @@ class Comparison:
         if not all(0 < rate < math.inf for rate in rates):
             raise ValueError(f"learning rates must be positive and finite, got {list(dict.fromkeys(rates))}")
         if not self.seeds:
-            raise ValueError("seeds must be at least 1, got 0")
+            raise ValueError("there must be at least one seed")
         if self.noise_model not in NOISE:
             raise ValueError(f"unknown noise {self.noise_model!r}; there is: {', '.join(NOISE)}")
         if self.noise_model == "human" and self.dataset != "cifar100":
@@ -84,6 +87,7 @@ class Comparison:
         return {
             "dataset": self.dataset, "noise_model": self.noise_model, "noise": cell.noise, "loss": cell.loss.name,
             "numbers": list(cell.loss.numbers), "learning_rate": cell.rate, "seed": seed, "rows": self.rows,
+            **({"label_column": self.label_column} if is_table(self.dataset) else {}),
             **{name: list(value) if isinstance(value, tuple) else value
                for name, value in asdict(self.training).items() if value != float("inf")},
         }  # fmt: skip
@@ -108,6 +112,8 @@ def comparison(
     logistic one's search. Rates are not chosen at the last epoch, where the smallest wins for either loss: it stops
     before it memorises.
     """
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}")
     training = TRAINING.get(dataset, TABLE_TRAINING)
     if epochs is not None:
         training = replace(training, epochs=epochs, steps=None)
@@ -139,86 +145,118 @@ def run(
 ) -> list[Row]:
     """Make every run of the recipe and return their rows, seed by seed in the order of its cells.
 
-    `folder` gets `name`.jsonl, a row for each run; curves.jsonl, beside each its
-    metrics by epoch; and, while a seed is being trained, its checkpoint, so that an interruption loses little. Runs
-    already there with the same settings, commit, versions and device are not made again (all uncommitted
-    changes on top of a commit count as one).
+    `folder` gets `name`.jsonl, a row for each run; curves.jsonl, beside each its metrics by epoch; and, while a seed
+    is being trained, its checkpoint, so that an interruption loses little. Runs already there with the same settings,
+    data, commit, versions and device are not made again (all uncommitted changes on top of a commit count as one).
+    Several processes can share a folder: each takes seeds that no other is training, and waits for the rest.
     """
-    origin = provenance(device)
+    data = read(recipe.dataset, data_dir, recipe.label_column)
     rows_file, curves_file = folder / f"{name}.jsonl", folder / "curves.jsonl"
-    kept, curves = read_rows(rows_file), read_rows(curves_file)
-    write_rows(rows_file, kept)  # before any training, so that a folder that cannot be written is reported at once
-    rows: list[Row] = []
+    done: dict[int, list[Row]] = {}
     threads = torch.get_num_threads()
     if device == "cpu" and recipe.training.network == "mlp":
         # Layers this small gain nothing from a second thread (and lose much where cores are shared),
         # and one thread adds in one order: the same numbers on any number of cores.
         torch.set_num_threads(1)
     try:
-        for index, seed in enumerate(recipe.seeds):
-            wanted = [{**recipe.setting(cell, seed), **origin} for cell in recipe.cells]
-            missing = [cell for cell, row in zip(recipe.cells, wanted, strict=True) if find(kept, row) is None]
-            if missing:
-                made, drawn = run_seed(recipe, tuple(missing), seed, folder, origin, index, progress, device, data_dir)
-                kept += made
-                curves += drawn
-                write_rows(curves_file, curves)
-                write_rows(rows_file, kept)
-                checkpoint_file(folder, seed).unlink(missing_ok=True)
-            rows += [row for setting in wanted if (row := find(kept, setting)) is not None]
+        origin = provenance(device)
+        queue = [(seed, False) for seed in recipe.seeds]
+        for seed, wait in queue:  # which grows by the seeds that other processes are training
+            split, members, wanted = prepare(recipe, data, seed, data_dir, origin)
+            epochs = recipe.training.length(len(split.train[0]))
+
+            def show(epoch: int, text: str, seed: int = seed, epochs: int = epochs) -> None:
+                progress(len(done) * epochs + epoch, len(recipe.seeds) * epochs, f"seed {seed}: {text}")
+
+            if wait:
+                show(0, "another process is training it")
+            if not done:  # not before the data are there, nor again if somebody deletes the folder
+                folder.mkdir(parents=True, exist_ok=True)
+            fleet_name = f"seed{seed}"
+            with lock(folder, fleet_name, wait=wait) as held:
+                kept = read_rows(rows_file)
+                places = [place for place, row in enumerate(wanted) if find(kept, row) is None]
+                missing = [wanted[place] for place in places]
+                if missing and not held:
+                    queue.append((seed, True))
+                    continue
+                checkpoints = [checkpoint_file(folder, fleet_name, part) for part in (missing, wanted)]
+                if missing:
+                    drawn = read_rows(curves_file)  # ours too, if a process was killed between its curves and its rows
+                    tell_of_others(folder, fleet_name, checkpoints)
+                    fleet = [members[place] for place in places]
+                    made, curves = run_seed(recipe, split, fleet, missing, seed, show, device, checkpoints[0])
+                    new = [curve for curve, row in zip(curves, missing, strict=True) if find(drawn, row) is None]
+                    append_rows(curves_file, new)
+                    append_rows(rows_file, made)
+                    kept += made
+                if held:
+                    for checkpoint in checkpoints:
+                        checkpoint.unlink(missing_ok=True)
+            done[seed] = [row for setting in wanted if (row := find(kept, setting)) is not None]
     finally:
         torch.set_num_threads(threads)
-    return rows
+    return [row for seed in recipe.seeds for row in done[seed]]
 
 
-def checkpoint_file(folder: Path, seed: int) -> Path:
-    return folder / f"seed{seed}.checkpoint"
+def prepare(
+    recipe: Comparison, data: Dataset, seed: int, data_dir: Path | None, origin: Row
+) -> tuple[Split, list[Member], list[Row]]:
+    """The split of one seed, what the run of each cell has of its own, and what its row must agree with."""
+    split, rows = data.split(seed), slice(recipe.rows)
+    members, wanted = [], []
+    for cell in recipe.cells:
+        train, validation = (labels[rows] for labels in corrupt(recipe, split, cell, seed, data_dir))
+        members.append(Member(cell.loss, cell.rate, train, validation))
+        # What was read, the same for all rows of a data set, and the labels that this run sees.
+        seen = f"{data.digest}-{fingerprint(train, validation)}"
+        wanted.append({**recipe.setting(cell, seed), "data": seen, **origin})
+    train_part, validation_part, test = ((x[rows], y[rows]) for x, y in (split.train, split.validation, split.test))
+    return Split(train_part, validation_part, test, split.num_classes), members, wanted
+
+
+def checkpoint_file(folder: Path, name: str, runs: list[Row]) -> Path:
+    """Where runs are saved: under a name of their own, so that no other settings, data or code go on with them."""
+    return folder / f"{name}-{hashlib.sha256(json.dumps(runs).encode()).hexdigest()[:12]}.checkpoint"
+
+
+def tell_of_others(folder: Path, name: str, ours: list[Path]) -> None:
+    for path in sorted(set(folder.glob(f"{name}-*.checkpoint")) - set(ours)):
+        logging.getLogger(__name__).warning(
+            "bitempered: %s is of a run with other settings, data or code that was stopped; this one starts anew", path
+        )
 
 
 def run_seed(
     recipe: Comparison,
-    cells: tuple[Cell, ...],
+    split: Split,
+    members: list[Member],
+    wanted: list[Row],
     seed: int,
-    folder: Path,
-    origin: dict[str, str],
-    index: int,
-    progress: Progress,
+    show: Callable[[int, str], None],
     device: str,
-    data_dir: Path | None,
+    checkpoint: Path,
 ) -> tuple[list[Row], list[Row]]:
-    """Train the cells together, from their settings alone; return their rows and their curves."""
-    split = load(recipe.dataset, seed, data_dir, recipe.label_column)
-    labels = [corrupt(recipe, split, cell, seed, data_dir) for cell in cells]
-    rows = slice(recipe.rows)
-    train_part, validation, test = ((x[rows], y[rows]) for x, y in (split.train, split.validation, split.test))
-    split = Split(train_part, validation, test, split.num_classes)
-    members = [Member(c.loss, c.rate, y[rows], y2[rows]) for c, (y, y2) in zip(cells, labels, strict=True)]
-    epochs = recipe.training.length(len(train_part[0]))
+    """Train the members together, from their settings alone; return their rows and their curves."""
 
     def on_epoch(epoch: int, metrics: Row) -> None:
-        mean = sum(metrics["validation"]) / len(cells)
-        progress(index * epochs + epoch, len(recipe.seeds) * epochs, f"seed {seed}: noisy validation {mean:.1%}")
+        show(epoch, f"noisy validation {sum(metrics['validation']) / len(members):.1%}")
 
-    metrics = train(
-        recipe.training, members, split, seed=seed, device=device, on_epoch=on_epoch,
-        checkpoint=checkpoint_file(folder, seed),
-    )  # fmt: skip
-    made, curves = [], []
-    for place, cell in enumerate(cells):
+    metrics = train(recipe.training, members, split, seed=seed, device=device, on_epoch=on_epoch, checkpoint=checkpoint)
+    last, made, curves = metrics[-1], [], []
+    for place, run in enumerate(wanted):
         # The first epoch with the highest accuracy on noisy validation labels; the test rows have no say.
         chosen = max(metrics, key=lambda row: row["validation"][place])
-        last = metrics[-1]
         made.append(
             {
-                **recipe.setting(cell, seed),
+                **run,
                 "train_last": last["noisy"][place], "validation_last": last["validation"][place],
                 "test_last": last["test"][place], "chosen_epoch": chosen["epoch"],
                 "validation_chosen": chosen["validation"][place], "test_chosen": chosen["test"][place],
-                **origin, "date": today(), "fleet": len(cells), "fleet_seconds": last["seconds"],
+                "date": today(), "fleet": len(members), "fleet_seconds": last["seconds"],
             }
         )  # fmt: skip
-        by_epoch = {name: [row[name][place] for row in metrics] for name in METRICS}
-        curves.append({**recipe.setting(cell, seed), **origin, **by_epoch})
+        curves.append({**run, **{name: [row[name][place] for row in metrics] for name in METRICS}})
     return made, curves
 
 
@@ -261,7 +299,7 @@ def find(rows: list[Row], wanted: Row) -> Row | None:
 def write_csv(path: Path, rows: list[Row]) -> None:
     """Write rows as a table that spreadsheets read."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]))
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()
     writer.writerows(rows)
     write_atomically(path, text.getvalue().encode())

@@ -1,7 +1,8 @@
 """Datasets, split into training, validation and test rows."""
 
-from collections.abc import Callable
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,17 @@ from bitempered import noise
 from bitempered.experiments.sources import SOURCES, DataError, fetch, read_cifar, read_idx, read_table
 
 __all__ = [
-    "DATASETS",
+    "Dataset",
     "Part",
     "Ring",
     "Split",
     "check_dataset",
+    "digits",
+    "fingerprint",
+    "is_table",
     "load",
     "load_human_labels",
-    "load_images",
-    "load_table",
+    "read",
     "read_images",
     "ring",
 ]
@@ -38,57 +41,100 @@ class Split:
     validation: Part
     test: Part
     num_classes: int
-    rows: tuple[np.ndarray, np.ndarray] | None = None  # of training and validation in the published order, if kept
+    rows: tuple[np.ndarray, np.ndarray] | None = None  # of training and validation, in the order of their dataset
 
 
-def _digits() -> tuple[Part, int]:
-    """Return the 1,797 grey 8 x 8 digits that scikit-learn carries (no download)."""
-    pixels, labels = load_digits(return_X_y=True)
-    # Pixels are counts from 0 to 16.
-    return ((pixels / 16).astype(np.float32), labels.astype(np.int64)), 10
+@dataclass(frozen=True)
+class Dataset:
+    """What was read: rows to train and to validate, and test rows, which are the same for every seed.
+
+    Nothing that is tuned on one seed's validation rows has then seen another seed's test rows.
+    """
+
+    name: str
+    rest: Part
+    test: Part
+    num_classes: int
+    validation_rows: int
+    standardise: bool = False  # every column, by the training rows
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all that was read."""
+        return fingerprint(*self.rest, *self.test)
+
+    def split(self, seed: int) -> Split:
+        """Set validation rows aside, stratified by class, as `seed` draws them."""
+        features, labels = self.rest
+        (rows, _), (aside, _) = divide(self.name, np.arange(len(labels)), labels, self.validation_rows, seed)
+        train, validation, test = (features[rows], labels[rows]), (features[aside], labels[aside]), self.test
+        if self.standardise:
+            centre, spread = train[0].mean(axis=0), train[0].std(axis=0)
+            spread[spread == 0] = 1
+            train, validation, test = (((x - centre) / spread, y) for x, y in (train, validation, test))
+        return Split(train, validation, test, self.num_classes, (rows, aside))
 
 
-DATASETS: dict[str, Callable[[], tuple[Part, int]]] = {"digits": _digits}
+def fingerprint(*arrays: np.ndarray) -> str:
+    """Return a hash of arrays: their dtypes, shapes and values.
+
+    >>> fingerprint(np.zeros(2)) == fingerprint(np.zeros(2)), fingerprint(np.zeros(2)) == fingerprint(np.zeros((2, 1)))
+    (True, False)
+    """
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
 
 
 def check_dataset(name: str) -> None:
     """Raise a ValueError that lists the datasets if `name` is not one of them nor a table's file."""
-    if name not in DATASETS and name not in SOURCES and Path(name).suffix not in TABLES:
-        known = [*DATASETS, *SOURCES, "a path that ends in .csv or .parquet"]
+    if name != "digits" and name not in SOURCES and not is_table(name):
+        known = ["digits", *SOURCES, "a path that ends in .csv or .parquet"]
         raise ValueError(f"unknown dataset {name!r}; there is: {', '.join(known)}")
 
 
-def load(name: str, seed: int, data_dir: Path | None = None, label_column: str = "label") -> Split:
-    """Split a dataset by name, or a table by its path: see `load_images` and `load_table`.
+def is_table(name: str) -> bool:
+    return Path(name).suffix in TABLES
 
-    Digits are stratified by class: 797 test rows, 500 each to validate and to train. The test rows are
-    the same for every seed, so that nothing tuned on one seed's validation rows has seen another seed's
-    test rows; `seed` divides the remaining ones.
+
+def load(name: str, seed: int, data_dir: Path | None = None, label_column: str = "label") -> Split:
+    """Read a dataset and split it."""
+    return read(name, data_dir, label_column).split(seed)
+
+
+def read(name: str, data_dir: Path | None = None, label_column: str = "label") -> Dataset:
+    """Read a dataset by name, or a table by its path.
+
+    "digits": what scikit-learn carries (no download).
+
+    "mnist", "fashion-mnist", "cifar100": files of `data_dir`, else downloaded once. They have test images of their own;
+    5,000 of the others validate. Images stay uint8, a quarter of what float32 takes: they are scaled where they are
+    used.
+
+    A CSV or Parquet file: a fifth each to test and validate, columns standardised.
     """
     check_dataset(name)
     if name in SOURCES:
-        return load_images(name, seed, data_dir)
-    if name not in DATASETS:
-        return load_table(Path(name), label_column, seed)
-    (features, labels), num_classes = DATASETS[name]()
-    rest, test = divide(features, labels, 797, 2019)
-    train, validation = divide(*rest, 500, seed)
-    return Split(train, validation, test, num_classes)
+        rest, test = read_images(name, data_dir)
+        return Dataset(name, rest, test, 100 if name == "cifar100" else 10, VALIDATION_ROWS)
+    if name == "digits":
+        return digits()
+    features, labels, classes = read_table(Path(name), label_column)
+    if len(classes) < 2:
+        raise DataError(f"{name}: column {label_column!r} must hold at least two classes, got {len(classes)}")
+    fifth = -(-len(labels) // 5)
+    rest, test = divide(name, features, labels, fifth, 2019)
+    return Dataset(name, rest, test, len(classes), fifth, standardise=True)
 
 
-def load_images(name: str, seed: int, data_dir: Path | None = None) -> Split:
-    """Return "mnist", "fashion-mnist" or "cifar100": their own test images, the others divided by `seed`.
-
-    Validation takes 5,000 images, stratified by class. Images stay uint8, a quarter of what float32 takes:
-    they are scaled where they are used. Files are those of `data_dir`, else downloaded once.
-    """
-    if name not in SOURCES:
-        raise ValueError(f"unknown dataset {name!r}; there is: {', '.join(SOURCES)}")
-    rest, test = read_images(name, data_dir)
-    images, labels = rest
-    (rows, _), (aside, _) = divide(np.arange(len(labels)), labels, VALIDATION_ROWS, seed)
-    train, validation = ((images[part], labels[part]) for part in (rows, aside))
-    return Split(train, validation, test, 100 if name == "cifar100" else 10, (rows, aside))
+def digits(test_seed: int = 2019) -> Dataset:
+    """Return scikit-learn's 1,797 grey 8 x 8 digits: 797 rows to test, 500 each to train and to validate."""
+    pixels, labels = load_digits(return_X_y=True)
+    # Pixels are counts from 0 to 16.
+    rest, test = divide("digits", (pixels / 16).astype(np.float32), labels.astype(np.int64), 797, test_seed)
+    return Dataset("digits", rest, test, 10, 500)
 
 
 def read_images(name: str, data_dir: Path | None) -> tuple[Part, Part]:
@@ -100,9 +146,9 @@ def read_images(name: str, data_dir: Path | None) -> tuple[Part, Part]:
     parts = []
     for images_file, labels_file in (paths[:2], paths[2:]):
         images, labels = read_idx(images_file), read_idx(labels_file)
-        if images.ndim != 3 or labels.shape != images.shape[:1] or (labels.size and labels.max() > 9):
+        if images.shape != (*labels.shape, 28, 28) or not labels.size or labels.max() > 9:
             raise DataError(
-                f"{images_file} and {labels_file} must hold n images and n labels from 0 to 9, "
+                f"{images_file} and {labels_file} must hold n images of 28 x 28 and n labels from 0 to 9, "
                 f"got shapes {images.shape} and {labels.shape}; get them again"
             )
         parts.append((images[:, None], labels.astype(np.int64)))
@@ -117,33 +163,16 @@ def load_human_labels(labels: np.ndarray, path: Path) -> np.ndarray:
         raise DataError(str(error)) from error
 
 
-def load_table(path: Path, label_column: str, seed: int) -> Split:
-    """Split a CSV or Parquet file, stratified by class: a fifth each to test and validate, the rest to train.
-
-    As with digits the test rows are the same for every seed. Columns are standardised by the training rows.
-    """
-    features, labels, names = read_table(path, label_column)
-    if len(names) < 2:
-        raise DataError(f"{path}: column {label_column!r} must hold at least two classes, got {len(names)}")
-    fifth = -(-len(labels) // 5)
+def divide(name: str, features: np.ndarray, labels: np.ndarray, rows: int, seed: int) -> tuple[Part, Part]:
+    """Set `rows` rows aside, stratified by class."""
     try:
-        rest, test = divide(features, labels, fifth, 2019)
-        train, validation = divide(*rest, fifth, seed)
+        rest_x, aside_x, rest_y, aside_y = train_test_split(
+            features, labels, test_size=rows, stratify=labels, random_state=seed
+        )
     except ValueError as error:
         raise DataError(
-            f"{path}: {len(labels)} rows of {len(names)} classes cannot be split three ways, stratified: {error}"
+            f"{name}: of {len(labels)} rows {rows} cannot be set aside with their share of each class: {error}"
         ) from error
-    centre, spread = train[0].mean(axis=0), train[0].std(axis=0)
-    spread[spread == 0] = 1
-    scaled = [((x - centre) / spread, y) for x, y in (train, validation, test)]
-    return Split(scaled[0], scaled[1], scaled[2], len(names))
-
-
-def divide(features: np.ndarray, labels: np.ndarray, rows: int, seed: int) -> tuple[Part, Part]:
-    """Set `rows` rows aside, stratified by class."""
-    rest_x, aside_x, rest_y, aside_y = train_test_split(
-        features, labels, test_size=rows, stratify=labels, random_state=seed
-    )
     return (rest_x, rest_y), (aside_x, aside_y)
 
 

@@ -88,10 +88,11 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[dict[str, Any]], Panel
     """Train every panel; return a row per panel and seed, and what to draw."""
     rows: list[dict[str, Any]] = []
     panels: Panels = {}
-    origin, threads = provenance(), torch.get_num_threads()
+    threads = torch.get_num_threads()
     # One thread adds in one order: the same numbers on any number of cores.
     torch.set_num_threads(1)
     try:
+        origin = provenance()
         for column in COLUMNS:
             drawn = [ring(recipe.points, seed) for seed in range(recipe.seeds)]
             noisy = [corrupt(drawn[seed], column, seed) for seed in range(recipe.seeds)]

@@ -1,12 +1,16 @@
-"""Result files that are never half-written."""
+"""Result files that are never half-written, by however many processes, whatever ends them."""
 
+import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BadRows", "read_rows", "write_atomically", "write_rows"]
+__all__ = ["BadRows", "append_rows", "lock", "read_rows", "write_atomically", "write_rows"]
 
 
 class BadRows(Exception):
@@ -22,30 +26,97 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.chmod(temporary, 0o644)  # mkstemp's files are private, results are to be shared
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        Path(temporary).unlink(missing_ok=True)  # it is gone where somebody deleted the folder
         raise
+
+
+@contextmanager
+def open_locked(path: Path, *, wait: bool = True) -> Iterator[FileIO | None]:
+    """Open a file, made if need be, that no other process holds; yield none where one does and we do not wait.
+
+    The lock goes with the process, however that ends.
+    """
+    while True:
+        with path.open("ab+", buffering=0) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield None
+                return
+            if os.fstat(file.fileno()).st_nlink:  # else its last holder removed it while this process waited
+                yield file
+                return
+
+
+@contextmanager
+def lock(folder: Path, name: str, *, wait: bool) -> Iterator[bool]:
+    """Hold the right to make the files `name`-* in a folder, alone among all processes; yield whether it is held."""
+    path = folder / f".{name}.lock"
+    with open_locked(path, wait=wait) as file:
+        if file is None:
+            yield False
+            return
+        try:
+            for left in folder.glob(f".{name}-*"):  # by a process that was killed while it wrote
+                left.unlink()
+            yield True
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows as JSON lines."""
-    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    write_atomically(path, encode(rows))
+
+
+def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Add rows to a file of them, all or none; other processes may do so at the same time."""
+    with open_locked(path) as file:
+        assert file is not None
+        file.seek(0)
+        whole = without_torn(file.read())
+        file.truncate(len(whole))
+        content = memoryview((b"\n" if whole and not whole.endswith(b"\n") else b"") + encode(rows))
+        try:
+            while content:
+                content = content[file.write(content) :]
+        except BaseException:
+            file.truncate(len(whole))
+            if not whole:
+                path.unlink()
+            raise
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read rows that `write_rows` wrote; none if there is no such file yet."""
+    """Read rows that `write_rows` or `append_rows` wrote; none if there is no such file yet."""
     if not path.exists():
         return []
     rows = []
-    # What is not UTF-8 is not JSON either, and is reported as such below.
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict):
+    for number, line in enumerate(without_torn(path.read_bytes()).splitlines(), start=1):
+        if (row := decode(line)) is None:
             raise BadRows(
                 f"{path} is not a file of results: line {number} is not a JSON object; "
                 "move it away or choose another folder"
             )
         rows.append(row)
     return rows
+
+
+def without_torn(content: bytes) -> bytes:
+    """Leave off the beginning of a row that a process was writing when it was killed: it is no row yet."""
+    start = content.rfind(b"\n") + 1
+    last = content[start:]
+    return content[:start] if last.startswith(b"{") and decode(last) is None else content
+
+
+def encode(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def decode(line: bytes) -> dict[str, Any] | None:
+    """Return the row in a line, none if it holds something else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None

@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import mean, median, quantiles, stdev
 
@@ -30,8 +31,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bitempered.experiments import models
-from bitempered.experiments.compare import Progress, Row, find
-from bitempered.experiments.files import read_rows, write_atomically, write_rows
+from bitempered.experiments.compare import Progress, Row, checkpoint_file, find, tell_of_others
+from bitempered.experiments.files import append_rows, lock, read_rows, write_atomically
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.origin import provenance, today
 from bitempered.experiments.sources import DataError
@@ -72,7 +73,7 @@ class Table2:
             "micro_batch": self.micro_batch, "stairs": list(training.stairs), "warmup": training.warmup,
             "momentum": training.momentum, "weight_decay": training.weight_decay, "size": self.size,
             "classes": data.classes, "train_images": len(data.train.names),
-            "validation_images": len(data.validation.names), "names": data.digest,
+            "validation_images": len(data.validation.names), "data": data.digest,
         }  # fmt: skip
 
 
@@ -154,7 +155,7 @@ def random_box(width: int, height: int, *, rng: np.random.Generator) -> Box:
 
 @dataclass(frozen=True)
 class Data:
-    """Both parts, how many classes there are, and a digest of all names, since a folder says no more of itself."""
+    """Both parts, how many classes there are, and a hash of names and sizes: to read all files would take too long."""
 
     train: Images
     validation: Images
@@ -186,7 +187,12 @@ def read_folder(data_dir: Path | None, size: int, images: int | None) -> Data:
     for part, classes in found.items():
         named = [(f"{name}/{file}", label) for label, name in enumerate(classes) for file in classes[name][:share]]
         names = np.array([os.fsencode(name) for name, _ in named])
-        digest.update(b"\n".join([part.encode(), *names]))
+        try:
+            for name in names:
+                length = os.stat(os.path.join(os.fsencode(data_dir / part), name)).st_size
+                digest.update(b"%s/%s %d\n" % (part.encode(), name, length))
+        except OSError as error:
+            raise DataError(f"cannot read {data_dir}: {error}") from error
         parts.append(Images(data_dir / part, names, np.array([label for _, label in named]), size))
     return Data(parts[0], parts[1], len(train), digest.hexdigest()[:16])
 
@@ -339,30 +345,41 @@ class Run:
             right += (self.learner.logits(pixels).argmax(dim=1) == labels).sum()
         return round(right.item() / len(images.names), 6)
 
+    @cached_property
+    def identity(self) -> str:
+        """What a checkpoint must agree with."""
+        return repr({**self.recipe.setting(self.loss, self.seed, self.data), **provenance(self.device.type)})
+
     def save(self, path: Path) -> None:
         content = io.BytesIO()
         state = {
-            "identity": repr(self.recipe.setting(self.loss, self.seed, self.data)), "metrics": self.metrics,
-            "network": self.learner.network.state_dict(), "optimizer": self.learner.optimizer.state_dict(),
+            "identity": self.identity, "metrics": self.metrics, "network": self.learner.network.state_dict(),
+            "momentum": self.learner.optimizer.state_dict()["state"],
         }  # fmt: skip
         torch.save(state, content)
         write_atomically(path, content.getvalue())
 
     def load(self, path: Path) -> None:
+        network, optimizer = self.learner.network, self.learner.optimizer
+        content = io.BytesIO(path.read_bytes())
         try:
-            kept = torch.load(path, map_location=self.device, weights_only=True)
-            identity, metrics, network, optimizer = (
-                kept[name] for name in ("identity", "metrics", "network", "optimizer")
-            )
-        except OSError:
+            kept = torch.load(content, map_location=self.device, weights_only=True)
+            if kept["identity"] != self.identity:
+                raise BadCheckpoint(f"{path} is of another run than this; delete it, or choose another folder")
+            network.load_state_dict(kept["network"])
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": kept["momentum"], "param_groups": groups})
+            for weight in network.parameters():
+                if optimizer.state[weight]["momentum_buffer"].shape != weight.shape:
+                    raise ValueError("momentum of another shape")
+            for number, row in enumerate(kept["metrics"], start=1):
+                if row["epoch"] != number or not all(isinstance(row[name], float) for name in ("top1", "seconds")):
+                    raise ValueError("metrics of another run")
+            self.metrics = [*kept["metrics"]]
+        except BadCheckpoint:
             raise
         except Exception as error:  # torch.load raises whatever its readers do
             raise BadCheckpoint(f"{path} is not a checkpoint, or a damaged one; delete it to train again") from error
-        if identity != repr(self.recipe.setting(self.loss, self.seed, self.data)):
-            raise BadCheckpoint(f"{path} is of another run than this; delete it, or choose another folder")
-        self.learner.network.load_state_dict(network)
-        self.learner.optimizer.load_state_dict(optimizer)
-        self.metrics = metrics
 
 
 def reproduce(
@@ -377,41 +394,52 @@ def reproduce(
     data = read_folder(data_dir, recipe.size, recipe.images)
     if device == "cuda":
         torch.backends.cudnn.benchmark = True
+    folder.mkdir(parents=True, exist_ok=True)
     origin = provenance(device)
-    paths = [folder / f"{name}.jsonl" for name in ("speed", "table2", "curves")]
-    speeds, kept, curves = (read_rows(path) for path in paths)
+    speed_file, rows_file, curves_file = (folder / f"{name}.jsonl" for name in ("speed", "table2", "curves"))
     progress(0, 1, "timing a step with each loss")
-    speed = find(speeds, {**timing(recipe), **origin})
-    if speed is None:
-        speed = {**timing(recipe), **origin, "date": today(), **measure_speed(recipe, torch.device(device))}
-        write_rows(paths[0], [*speeds, speed])
+    with lock(folder, "speed", wait=True):
+        wanted = {**timing(recipe), **origin}
+        speed = find(read_rows(speed_file), wanted)
+        if speed is None:
+            speed = {**wanted, "date": today(), **measure_speed(recipe, torch.device(device))}
+            append_rows(speed_file, [speed])
 
-    rows: list[Row] = []
+    done: dict[int, Row] = {}
     plan = [(seed, loss) for seed in recipe.seeds for loss in recipe.losses]
-    for place, (seed, loss) in enumerate(plan):
-        setting = recipe.setting(loss, seed, data)
-        row = find(kept, {**setting, **origin})
-        if row is None:
-            run = Run(recipe, loss, seed, data, torch.device(device))
-            steps = len(run.rates)
+    queue = [(place, False) for place in range(len(plan))]
+    for place, wait in queue:  # which grows by the runs that other processes are making
+        seed, loss = plan[place]
+        wanted, name = {**recipe.setting(loss, seed, data), **origin}, f"{loss.name}-seed{seed}"
+        with lock(folder, name, wait=wait) as held:
+            row = find(read_rows(rows_file), wanted)
+            if row is None and not held:
+                queue.append((place, True))
+                continue
+            checkpoint = checkpoint_file(folder, name, [wanted])
+            if row is None:
+                drawn = read_rows(curves_file)
+                tell_of_others(folder, name, [checkpoint])
+                run = Run(recipe, loss, seed, data, torch.device(device))
+                steps = len(run.rates)
 
-            def on_step(step: int, text: str, before: int = place * steps, total: int = len(plan) * steps) -> None:
-                progress(before + step, total, text)
+                def on_step(step: int, text: str, steps: int = steps) -> None:
+                    progress(len(done) * steps + step, len(plan) * steps, text)
 
-            checkpoint = folder / f"{loss.name}-seed{seed}.checkpoint"
-            metrics = run.train(checkpoint, on_step)
-            best = max(metrics, key=lambda row: row["top1"])
-            row = {
-                **setting, "top1_last": metrics[-1]["top1"], "top1_best": best["top1"], "best_epoch": best["epoch"],
-                **origin, "date": today(), "seconds": metrics[-1]["seconds"],
-            }  # fmt: skip
-            by_epoch = {name: [epoch[name] for epoch in metrics] for name in ("training_loss", "top1", "seconds")}
-            kept.append(row)
-            curves.append({**setting, **origin, **by_epoch})
-            write_rows(paths[2], curves)
-            write_rows(paths[1], kept)
-            checkpoint.unlink()
-        rows.append(row)
+                metrics = run.train(checkpoint, on_step)
+                best = max(metrics, key=lambda epoch: epoch["top1"])
+                row = {
+                    **wanted, "top1_last": metrics[-1]["top1"], "top1_best": best["top1"], "best_epoch": best["epoch"],
+                    "date": today(), "seconds": metrics[-1]["seconds"],
+                }  # fmt: skip
+                by_epoch = {name: [epoch[name] for epoch in metrics] for name in ("training_loss", "top1", "seconds")}
+                if find(drawn, wanted) is None:
+                    append_rows(curves_file, [{**wanted, **by_epoch}])
+                append_rows(rows_file, [row])
+            if held:
+                checkpoint.unlink(missing_ok=True)
+        done[place] = row
+    rows = [done[place] for place in range(len(plan))]
     write_atomically(folder / "table2.md", markdown(recipe, rows, speed).encode())
     return rows, speed
 

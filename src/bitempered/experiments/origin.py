@@ -4,6 +4,7 @@ import platform
 import subprocess
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,10 +15,16 @@ __all__ = ["commit", "provenance", "today"]
 ARCHIVED = "$Format:%H$"  # `git archive` writes the commit here, see .gitattributes
 
 
-def provenance(device: str = "cpu") -> dict[str, str]:
-    """Say which code makes a row, on what."""
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"cpu {platform.machine()}"
-    return {"commit": commit(), "device": name, "bitempered": __version__, "torch": torch.__version__}
+def provenance(device: str = "cpu") -> dict[str, Any]:
+    """Say which code makes a row, on what. On a CPU each number of threads adds in an order of its own."""
+    gpu = device.startswith("cuda")
+    return {
+        "commit": commit(),
+        "device": torch.cuda.get_device_name(device) if gpu else f"cpu {platform.machine()}",
+        "threads": None if gpu else torch.get_num_threads(),
+        "bitempered": __version__,
+        "torch": torch.__version__,
+    }
 
 
 def today() -> str:

@@ -2,22 +2,32 @@
 
 import csv
 import gzip
+import io
 import math
-import pickle
-import tarfile
 import zlib
-from codecs import encode
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bitempered.experiments.pickles import read_pickle
+
 __all__ = ["SOURCES", "DataError", "Source", "cache_folder", "fetch", "read_cifar", "read_idx", "read_table"]
+
+
+LIMIT = 2**29  # bytes: no file here holds as much, and none is read beyond it
+VALUES = 10**8  # of a table: a few gigabytes as Python has them
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class DataError(Exception):
     """A data file is missing, damaged, or not what it should be; the message is one line that says what to do."""
+
+    def __init__(self, message: str) -> None:
+        # What a file holds, such as the names of its columns, may break lines or move a terminal's cursor.
+        super().__init__("".join(c if c.isprintable() else " " for c in message))
 
 
 @dataclass(frozen=True)
@@ -143,114 +153,135 @@ def read_idx(path: Path) -> np.ndarray:
     """
     try:
         with gzip.open(path) as file:
-            content = file.read()
+            magic = file.read(4)
+            dimensions = magic[3] if magic[:3] == b"\x00\x00\x08" and len(magic) > 3 else 0
+            header = file.read(4 * dimensions)
+            if not 1 <= dimensions <= 4 or len(header) < 4 * dimensions:
+                raise DataError(f"{path} is not an idx file of bytes; get it again")
+            shape = np.frombuffer(header, ">u4").tolist()
+            size = math.prod(shape)
+            # One byte more than there must be, and never all of a file that unpacks to far more.
+            content = file.read(min(size, LIMIT) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot read {path}: {error}; get it again") from error
-    dimensions = content[3] if content[:3] == b"\x00\x00\x08" and len(content) > 3 else 0
-    header = 4 + 4 * dimensions
-    if not dimensions or len(content) < header:
-        raise DataError(f"{path} is not an idx file of bytes; get it again")
-    shape = np.frombuffer(content, ">u4", dimensions, 4).tolist()
-    size = math.prod(shape)
-    if len(content) != header + size:
-        raise DataError(f"{path} is damaged: {len(content) - header} bytes where {size} are announced; get it again")
+    if len(content) != size:
+        found = "more" if len(content) > min(size, LIMIT) else len(content)
+        raise DataError(f"{path} is damaged: {found} bytes where {size} are announced; get it again")
     # A copy, since torch warns of arrays that cannot be written to.
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
+    return np.frombuffer(content, np.uint8).reshape(shape).copy()
 
 
 def read_cifar(path: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
     """Return images (n, 3, 32, 32) and fine labels (n,) of CIFAR-100's part "train" or "test".
 
-    `path` is the published archive or the folder cifar-100-python that is in it. The parts are pickles;
-    they are read by an unpickler that knows NumPy arrays and nothing else that could be called.
+    `path` is the published archive or the folder cifar-100-python that is in it.
     """
     try:
         if path.is_dir():
             with (path / part).open("rb") as file:
-                content = PlainUnpickler(file, encoding="bytes").load()
+                content = file.read(LIMIT)
         else:
-            with tarfile.open(path) as archive, archive.extractfile(f"cifar-100-python/{part}") as member:  # type: ignore[union-attr]
-                content = PlainUnpickler(member, encoding="bytes").load()
-        pixels, labels = content[b"data"], np.asarray(content[b"fine_labels"])
-        images = pixels.reshape(-1, 3, 32, 32)
+            with gzip.open(path) as file:
+                content = tar_member(file.read(LIMIT), f"cifar-100-python/{part}".encode())
+        found = read_pickle(content)
+        images, labels = found[b"data"].array().reshape(-1, 3, 32, 32), found[b"fine_labels"]
+        if type(labels) is not list or len(labels) != len(images):
+            raise ValueError(f"expected a list of {len(images)} labels")
+        if not all(type(label) is int and 0 <= label < 100 for label in labels):
+            raise ValueError("labels must be integers from 0 to 99")
     except FileNotFoundError as error:
         raise DataError(f"there is no {path / part}; {advice('cifar100')}") from error
     except Exception as error:
-        # A damaged pickle can raise nearly anything.
-        raise DataError(f"cannot read {part} of {path}: {error or type(error).__name__}; get it again") from error
-    if pixels.dtype != np.uint8 or labels.shape != (len(images),) or not set(np.unique(labels)) <= set(range(100)):
-        raise DataError(f"{part} of {path} holds something else than CIFAR-100's images and labels; get it again")
-    return images, labels.astype(np.int64)
+        # A damaged file can raise nearly anything.
+        raise DataError(f"cannot read {part} of {path}: {str(error) or type(error).__name__}; get it again") from error
+    return images, np.array(labels, np.int64)
 
 
-class PlainUnpickler(pickle.Unpickler):
-    """Unpickles containers, numbers, strings and NumPy arrays, and refuses every other name."""
-
-    ALLOWED = {  # noqa: RUF012
-        # Asked of an array, since NumPy 2 moved it; all four are written in C, so a pickle cannot change them.
-        ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
-        ("numpy._core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        ("_codecs", "encode"): encode,  # how Python 3 writes bytes for Python 2
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return self.ALLOWED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no data file needs") from None
+def tar_member(content: bytes, name: bytes) -> bytes:
+    """Return a file of a tar archive; Python's own reader goes round in circles where a size is negative."""
+    at = 0
+    while at < len(content):
+        header = content[at : at + 512]
+        size = int(header[124:136].strip(b" \0") or b"0", 8)
+        if size < 0:
+            raise ValueError("it is no tar archive")
+        if header[:100].rstrip(b"\0") == name:
+            return content[at + 512 : at + 512 + size]
+        at += 512 + -(-size // 512) * 512
+    raise ValueError(f"it has no {name.decode()}")
 
 
 def read_table(path: Path, label_column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Return features (n, d) float32, labels (n,) int64 and the names of the classes, from a CSV or Parquet file.
 
-    Every column but `label_column` must hold finite numbers. The classes are numbered in the order of
-    their values, numbers as numbers and everything else as text.
+    Every column but `label_column` must hold finite numbers. Labels are whole numbers, numbered in their order, or
+    else text.
     """
     columns = read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
     if label_column not in columns:
         raise DataError(
-            f"{path} has no column {label_column!r}; there is: {', '.join(columns)}; choose one with --label-column"
+            f"{path} has no column {label_column!r}; there is: {some(columns)}; choose one with --label-column"
         )
     given = columns.pop(label_column)
     if not columns or not given:
         raise DataError(f"{path} must have rows, and a column beside the label {label_column!r}")
-    for row, value in enumerate(given, start=1):
-        if value is None or value == "":
-            raise DataError(f"{path}, row {row}: the label is missing; fill it in or remove the row")
-    try:
-        names = [str(value) for value in sorted({int(value) for value in given})]
-        labels = [str(int(value)) for value in given]
-    except (ValueError, TypeError):
-        labels = [str(value) for value in given]
-        names = sorted(set(labels))
+    labels, names = number_classes(path, given)
     features = np.empty((len(given), len(columns)), np.float32)
     for column, (name, values) in enumerate(columns.items()):
-        for row, value in enumerate(values):
-            try:
-                features[row, column] = value
-            except (ValueError, TypeError):
-                features[row, column] = np.nan
-            if not np.isfinite(features[row, column]):
+        found = np.array([number(value) for value in values])
+        for row in np.flatnonzero(~(np.abs(found) <= FLOAT32_MAX))[:1]:
+            raise DataError(
+                f"{path}, row {row + 1}, column {name!r}: expected a finite number, got {values[row]!r:.80}; "
+                "encode it as numbers or remove it"
+            )
+        features[:, column] = found
+    return features, labels, names
+
+
+def number(value: Any) -> float:
+    """Return the number that a value of a table is, NaN for all else."""
+    try:
+        return float(value)
+    except (ValueError, TypeError, OverflowError):
+        return math.nan
+
+
+def number_classes(path: Path, given: list[Any]) -> tuple[np.ndarray, list[str]]:
+    """Return the labels as numbers from 0, and what they stand for; the same of a CSV and a Parquet file."""
+    labels: list[Any] = []
+    for row, value in enumerate(given, start=1):
+        if isinstance(value, list | dict | tuple):
+            raise DataError(f"{path}, row {row}: expected a label, got a {type(value).__name__}; choose another column")
+        text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+        if value is None or text.strip().lstrip("+-").lower() in ("", "nan"):
+            raise DataError(f"{path}, row {row}: the label is missing; fill it in or remove the row")
+        labels.append(text)
+    # Python also takes 1_0 and the digits of all scripts for numbers, but whoever wrote them may not.
+    if all(text.isascii() and "_" not in text and not math.isnan(number(text)) for text in labels):
+        for row, text in enumerate(labels, start=1):
+            if not number(text).is_integer():
                 raise DataError(
-                    f"{path}, row {row + 1}, column {name!r}: expected a finite number, got {value!r}; "
-                    "encode it as numbers or remove it"
+                    f"{path}, row {row}: the label {text:.80} is not a whole number, and measurements are not classes; "
+                    "choose another column with --label-column, or give the classes names"
                 )
-    number = {name: i for i, name in enumerate(names)}
-    return features, np.array([number[label] for label in labels], np.int64), names
+        labels = [int(text) if text.strip().lstrip("+-").isdigit() else int(float(text)) for text in labels]
+    classes = sorted(set(labels))
+    place = {label: i for i, label in enumerate(classes)}
+    return np.array([place[label] for label in labels], np.int64), [str(label) for label in classes]
 
 
 def read_csv(path: Path) -> dict[str, list[Any]]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            header, *rows = [line for line in csv.reader(file, strict=True) if line]
+        text = path.read_bytes().decode("utf-8-sig")
+        if "\0" in text:
+            raise DataError(f"cannot read {path}: it holds NUL characters, which no text has; save it as CSV in UTF-8")
+        header, *rows = [line for line in csv.reader(io.StringIO(text, newline=""), strict=True) if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read {path}: {error}") from error
     except ValueError as error:
         raise DataError(f"{path} is empty: expected a line of column names, then rows") from error
     if len(set(header)) < len(header):
-        raise DataError(f"{path} names a column twice: {', '.join(header)}")
+        raise DataError(f"{path} names a column twice: {some(header)}")
     for row, line in enumerate(rows, start=1):
         if len(line) != len(header):
             raise DataError(f"{path}, row {row}: expected {len(header)} values as in the first line, got {len(line)}")
@@ -259,10 +290,20 @@ def read_csv(path: Path) -> dict[str, list[Any]]:
 
 def read_parquet(path: Path) -> dict[str, list[Any]]:
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import parquet
     except ModuleNotFoundError as error:
         raise DataError(f"{path}: reading Parquet needs pyarrow (pip install pyarrow), or save it as CSV") from error
     try:
+        if path.is_file():
+            size = parquet.read_metadata(path)
+            if size.num_rows * size.num_columns > VALUES:  # a few bytes can announce any number of equal values
+                raise ValueError(f"it holds {size.num_rows} rows of {size.num_columns} columns, more than can be used")
         return parquet.read_table(path).to_pydict()
-    except (OSError, ArrowException) as error:
-        raise DataError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # text that is not UTF-8, dates that Python does not have: nearly anything
+        raise DataError(f"cannot read {path}: {str(error) or type(error).__name__}") from error
+
+
+def some(names: Iterable[str]) -> str:
+    """The first names of many."""
+    first = list(names)
+    return ", ".join(name[:80] for name in first[:20]) + (f" and {len(first) - 20} more" if len(first) > 20 else "")

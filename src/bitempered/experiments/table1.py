@@ -136,7 +136,7 @@ def reproduce(
             progress(sum(seeds[:place]) * epochs + done, sum(seeds) * epochs, text)
 
         rows += run(part, folder, show, name="table1", device=device, data_dir=data_dir)
-    wanted = [{name: row[name] for name in (*comparison.setting(chosen[0], 0), "commit")} for row in rows]
+    wanted = [{name: row[name] for name in (*comparison.setting(chosen[0], 0), "data", "commit")} for row in rows]
     kept = read_rows(folder / "curves.jsonl")
     curves = [row for setting in wanted if (row := find(kept, setting)) is not None]
     write_csv(folder / "table1.csv", rows)
@@ -147,7 +147,6 @@ def reproduce(
 
 def search(recipe: Table1, folder: Path, progress: Progress, device: str, data_dir: Path | None) -> tuple[Cell, ...]:
     """Train every setting on the shortened schedule and return the best of each loss for each level."""
-    folder.mkdir(parents=True, exist_ok=True)
     best: dict[float, list[Cell]] = {}
     nearest = {
         level: min(recipe.searched_at, key=lambda at: (round(abs(at - level), 9), -at)) for level in recipe.levels

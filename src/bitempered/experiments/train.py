@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bitempered.experiments.data import Split
+from bitempered.experiments.data import Split, fingerprint
 from bitempered.experiments.files import write_atomically
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.models import Network, mlp, mnist_cnn, resnet56
+from bitempered.experiments.origin import provenance
 
 __all__ = ["BadCheckpoint", "Member", "Training", "train"]
 
@@ -132,7 +133,7 @@ class Fleet:
     def __init__(
         self, training: Training, members: list[Member], split: Split, seed: int, device: torch.device
     ) -> None:
-        self.training, self.members, self.seed, self.device = training, members, seed, device
+        self.training, self.members, self.split, self.seed, self.device = training, members, split, seed, device
         self.network = training.make_network(split)
         self.half = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.generator = torch.Generator(device)
@@ -263,37 +264,62 @@ class Fleet:
         parts = [self.network.apply(weights, self.prepare(part, self.half), None) for part in features.split(1000)]
         return torch.cat([logits.argmax(dim=2) for logits in parts], dim=1)
 
-    def identity(self) -> dict[str, Any]:
+    @cached_property
+    def identity(self) -> str:
         """What a checkpoint must agree with."""
-        members = [(str(m.loss), m.rate, int((m.train != self.clean.cpu().numpy()).sum())) for m in self.members]
-        return {"training": asdict(self.training), "members": members, "seed": self.seed, "rows": len(self.images)}
+        features = [part[0] for part in (self.split.train, self.split.validation, self.split.test)]
+        labels = [labels for member in self.members for labels in (member.train, member.validation)]
+        return repr(
+            {
+                "training": asdict(self.training), "seed": self.seed,
+                "members": [(member.loss, member.rate) for member in self.members],
+                "data": fingerprint(*features, self.split.train[1], self.split.test[1], *labels),
+                **provenance(self.device.type),
+            }
+        )  # fmt: skip
+
+    def state(self) -> list[Tensor]:
+        """All that the steps have changed but the leaves, which are copies of the weights."""
+        return [*self.weights, *chain(*self.slots), self.count]
 
     def save(self, path: Path, metrics: Metrics) -> None:
         content = io.BytesIO()
-        state = {"weights": self.weights, "slots": self.slots, "count": self.count}
-        torch.save({"identity": repr(self.identity()), "state": state, "done": self.done, "metrics": metrics}, content)
+        torch.save({"identity": self.identity, "state": self.state(), "metrics": metrics}, content)
         write_atomically(path, content.getvalue())
 
+    @torch.no_grad()
     def load(self, path: Path) -> Metrics:
+        content = io.BytesIO(path.read_bytes())
         try:
-            kept = torch.load(path, map_location=self.device, weights_only=True)
-            identity, state, done, metrics = (kept[name] for name in ("identity", "state", "done", "metrics"))
-        except OSError:
+            kept = torch.load(content, map_location=self.device, weights_only=True)
+            if kept["identity"] != self.identity:
+                raise BadCheckpoint(f"{path} is of another run than this; delete it, or choose another folder")
+            for tensor, old in zip(self.state(), kept["state"], strict=True):
+                if (tensor.shape, tensor.dtype) != (old.shape, old.dtype):  # copy_ would stretch and convert it
+                    raise ValueError("a tensor of another shape or dtype")
+                tensor.copy_(old)
+            metrics: Metrics = kept["metrics"]
+            check_metrics(metrics, len(self.members))
+            self.done = int(self.count)
+            if self.done != min(len(metrics) * self.per_epoch, self.steps):
+                raise ValueError("steps of another number than its epochs have")
+        except BadCheckpoint:
             raise
         except Exception as error:  # torch.load raises whatever its readers do
             raise BadCheckpoint(f"{path} is not a checkpoint, or a damaged one; delete it to train again") from error
-        if identity != repr(self.identity()):
-            raise BadCheckpoint(f"{path} is of another run than this; delete it, or choose another folder")
-        with torch.no_grad():
-            for weight, leaf, old in zip(self.weights, self.leaves, state["weights"], strict=True):
-                weight.copy_(old)
-                leaf.copy_(weight)
-            for slot, old_slot in zip(self.slots, state["slots"], strict=True):
-                for tensor, old in zip(slot, old_slot, strict=True):
-                    tensor.copy_(old)
-            self.count.copy_(state["count"])
-        self.done = done
+        for weight, leaf in zip(self.weights, self.leaves, strict=True):
+            leaf.copy_(weight)
         return metrics
+
+
+def check_metrics(metrics: Metrics, members: int) -> None:
+    """Raise a ValueError, or whatever comes of it, if these are not the metrics of a run."""
+    for number, row in enumerate(metrics, start=1):
+        accuracies = [row[name] for name in METRICS[1:]]
+        if row["epoch"] != number or {len(values) for values in (row["training_loss"], *accuracies)} != {members}:
+            raise ValueError("metrics of another run")
+        if not all(isinstance(value, float) for value in (row["seconds"], *chain(*accuracies))):
+            raise ValueError("metrics that are no numbers")
 
 
 class Preparation:
