@@ -170,7 +170,7 @@ CASES = {
     "smoothing text": ({"label_smoothing": "0.1"}, ValueError, "between 0 and 1, got '0.1'"),
     "weight": ({"weight": np.ones(5)}, ValueError, r"each of the 6 classes, got shape \(5,\)"),
     "weight dtype": ({"weight": np.ones(6, int)}, TypeError, "weight must be float16, .* got int64"),
-    "negative weight": ({"weight": -WEIGHT}, ValueError, "weight must not be negative, got values from -4"),
+    "negative weight": ({"weight": -WEIGHT}, ValueError, "weight must not be negative, got -4"),
     "logits dtype": ({"logits": LOGITS.astype(int)}, TypeError, "logits must be float16, .* got int64; convert it"),
     "scalar": ({"logits": 1.0, "target": 0}, ValueError, r"class axis of at least one class, got shape \(\)"),
     "no class": ({"logits": np.zeros((4, 0))}, ValueError, r"at least one class, got shape \(4, 0\)"),
@@ -208,12 +208,3 @@ def test_binary_targets_may_be_integers_or_booleans():
     want = bt.bi_tempered_binary_logistic_loss(logits, target.astype(float), 0.8, 1.2)
     np.testing.assert_array_equal(bt.bi_tempered_binary_logistic_loss(logits, target, 0.8, 1.2), want)
     np.testing.assert_array_equal(bt.bi_tempered_binary_logistic_loss(logits, target.astype(int), 0.8, 1.2), want)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_of_classes_that_no_target_has_do_not_matter(value):
-    logits = np.array([[0.3, -0.2, 0.1], [2.0, 0.0, -1.0]])
-    for target in (np.array([0, 2]), np.array([[0.5, 0.0, 0.5], [1.0, 0.0, 0.0]])):
-        odd, plain = (bt.loss_and_grad(logits, target, 0.8, 1.2, weight=np.array([2.0, w, 3.0])) for w in (value, 1.0))
-        for found, want in zip(odd, plain, strict=True):
-            np.testing.assert_array_equal(found, want)

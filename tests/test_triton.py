@@ -97,6 +97,33 @@ def test_loss_and_gradient_of_short_rows(t1, t2):
     check(*make(10), t1, t2)
 
 
+# Above t2 = 2 s u overflows, e^(-s m) underflows, or both; at 4 and 20 with t1 = 1 or 0 a root serves.
+@pytest.mark.filterwarnings("ignore:overflow encountered in reduce")
+@pytest.mark.usefixtures("by_triton")
+@pytest.mark.parametrize(("t1", "t2"), [(0.8, 1.5), (0.8, 2.5), (0.0, 4.0), (1.0, 20.0), (0.5, 100.0)])
+@pytest.mark.parametrize("large", [1e35, 3e38])
+def test_logits_as_large_as_float32_has(t1, t2, large):
+    logits = torch.tensor([[large, 0.0, 0.0, 0.0], [0.0, -1.0, -(large**0.5), -large], [-large, -torch.inf, 0.0, 0.0]])
+    target = torch.tensor([1, 3, 0])
+    check(logits, target, t1, t2)
+    check(logits, torch.tensor([[0.25, 0.25, 0.5, 0.0], [0.0, 0.25, 0.25, 0.5], [1.0, 0.0, 0.0, 0.0]]), t1, t2)
+    with kernels.use("core"):
+        want = tempered_log_softmax(logits.double(), t2)
+    torch.testing.assert_close(tempered_log_softmax(logits, t2).double(), want, rtol=1e-6, atol=3e-7)
+    torch.testing.assert_close(tempered_softmax(logits, t2).double(), want.exp(), rtol=1e-5, atol=3e-7)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in reduce")
+@pytest.mark.usefixtures("by_triton", "chunks")
+@pytest.mark.parametrize("t2", [2.5, 20.0])
+def test_large_logits_in_rows_in_chunks(t2):
+    logits, target = make(150)
+    logits[:3] *= 1e35
+    logits[3:5] *= 1e36
+    logits[0, 100] = 3e38
+    check(logits, target, 0.8, t2)
+
+
 @pytest.mark.usefixtures("by_triton", "chunks")
 @pytest.mark.parametrize(("t1", "t2"), [(0.5, 0.8), (0.2, 1.0), (0.9, 1.05), (0.8, 1.2), (1.3, 1.3)])
 def test_loss_and_gradient_of_rows_in_chunks(t1, t2):
@@ -258,6 +285,32 @@ def test_masked_classes_have_no_gradient_under_a_large_factor(t1, t2, masked, dt
     if masked == -torch.inf:
         assert gradient[0, 2] == 0
     assert (gradient - want).norm() <= (1e-5 if dtype == torch.float32 else 1e-3) * want.norm()
+
+
+@pytest.mark.usefixtures("by_triton")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_mean_of_nothing_has_no_gradient(smoothing):
+    logits, _ = make(10)
+    weight = torch.ones(10)
+    weight[2] = 0
+    for target, options in ((torch.full((9,), -100), {}), (torch.full((9,), 2), {"weight": weight})):
+        loss, gradient = run(logits, target, 0.8, 1.2, label_smoothing=smoothing, **options)
+        assert loss.isnan()
+        assert torch.equal(gradient, torch.zeros(9, 10))
+
+
+@pytest.mark.usefixtures("by_triton")
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_odd_weights_of_classes_that_no_target_has(odd):
+    logits, target = make(10)
+    target[target == 3] = 4
+    logits[1, 3] = 1000.0
+    weight = torch.ones(10)
+    want = run(logits, target, 0.8, 1.2, weight=weight)
+    weight[3] = odd
+    got = run(logits, target, 0.8, 1.2, weight=weight)
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[1], want[1])
 
 
 @pytest.mark.usefixtures("by_triton")

@@ -135,6 +135,11 @@ def test_autocast():
         "bi_tempered_logistic_loss(torch.zeros(2, 3).cuda(), torch.tensor([0, 3]).cuda(), 0.8, 1.2)",
         "bi_tempered_logistic_loss(torch.zeros(2, 3).cuda(), torch.full((2, 3), 0.5).cuda(), 0.8, 1.2)",
         "bi_tempered_binary_logistic_loss(torch.zeros(2).cuda(), torch.full((2,), 1.5).cuda(), 0.8, 1.2)",
+        *(
+            "bi_tempered_logistic_loss(torch.zeros(2, 3).cuda().to(torch.%s), torch.tensor([0, 1]).cuda(), 0.8, 1.2,"
+            " weight=torch.tensor([1.0, -1.0, 1.0]).cuda(), label_smoothing=%s)" % case
+            for case in (("float32", 0.0), ("float32", 0.1), ("float64", 0.0))
+        ),
     ],
 )
 def test_bad_values_assert_on_the_device(call):

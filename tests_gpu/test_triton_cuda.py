@@ -80,6 +80,38 @@ def check_float32(t1, t2, many):
         assert off.double().mean() <= (0.05 if jumps else 0), classes
 
 
+# Above t2 = 2 s u overflows, e^(-s m) underflows, or both; some of these take roots.
+@pytest.mark.parametrize(("t1", "t2"), [(0.8, 1.5), (0.8, 2.5), (0.0, 4.0), (0.5, 4.0), (1.0, 20.0), (0.5, 100.0)])
+@pytest.mark.parametrize("classes", [10, 1000, 32000])
+def test_logits_as_large_as_float32_has(t1, t2, classes):
+    logits, target = make(classes)
+    logits *= torch.tensor([1e36, 1e35, 1e30], device="cuda").repeat_interleave(16)[:, None]
+    logits = logits.clamp(-1.5e38, 1.5e38)
+    with kernels.use("triton"):
+        losses, gradient = losses_and_gradient(logits, target, t1, t2)
+        log_p = tempered_log_softmax(logits, t2)
+    with kernels.use("core"):
+        want, exact = losses_and_gradient(logits.double(), target, t1, t2)
+        want_log_p = tempered_log_softmax(logits.double(), t2)
+    assert ((losses - want).abs() / want.clamp_min(1)).max() <= 2e-6
+    assert ((gradient - exact).norm(dim=1) <= 1e-5 * exact.norm(dim=1) + 1e-14).all()
+    torch.testing.assert_close(log_p.double(), want_log_p, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("rows", [9, 5000, 70000])  # counted in every program, by one of their own, by torch
+def test_a_mean_of_nothing_has_no_gradient(smoothing, rows):
+    logits = torch.randn(rows, 10, device="cuda", requires_grad=True)
+    weight = torch.ones(10, device="cuda")
+    weight[2] = 0
+    for value, options in ((-100, {}), (2, {"weight": weight})):
+        target = torch.full((rows,), value, device="cuda")
+        with kernels.use("triton"):
+            loss = bi_tempered_logistic_loss(logits, target, 0.8, 1.2, label_smoothing=smoothing, **options)
+        assert loss.isnan()
+        assert torch.autograd.grad(loss, logits)[0].eq(0).all()
+
+
 HALVES = [torch.bfloat16, torch.float16]
 FAST_PAIRS = [(0.8, 1.2), (0.5, 4.0)]  # powers by multiplication: from a square root, from a sixth root
 

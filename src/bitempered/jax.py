@@ -8,8 +8,8 @@ or one temperature per example (broadcasting against the losses). An array costs
 then serves every temperature. The functions are not differentiated in their temperatures: trying to raises.
 
 Half precision computes in float32; the result has the dtype of the logits. As usual in JAX values are not checked. What
-a check would have refused gives NaN: class indices out of range, negative probabilities, array temperatures outside
-their range. Class probabilities are not required to sum to 1: y counts as sum(y) times y / sum(y).
+a check would have refused gives NaN: class indices out of range, negative probabilities and weights, array temperatures
+outside their range. Class probabilities are not required to sum to 1: y counts as sum(y) times y / sum(y).
 """
 
 import math
@@ -29,7 +29,7 @@ from bitempered.checks import (
     check_temperatures,
     is_integer,
 )
-from bitempered.numpy import encode_binary, encode_classes, namespace
+from bitempered.numpy import encode_binary, encode_classes, namespace, split
 
 try:
     import jax
@@ -167,7 +167,8 @@ def bi_tempered_logistic_loss(
         t1: temperature of the logarithm, 0 <= t1 < 2; an array broadcasts against the losses. Below 1 the loss is
             bounded.
         t2: temperature of the softmax, t2 >= t1; an array broadcasts against the losses. Above 1 its tail is heavy.
-        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W.
+        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W. Of
+            class indices without smoothing only the weights of the targets are looked at.
         label_smoothing: e in [0, 1] makes y into (1 - e) y + e / C, where C counts the classes that `where` includes.
         axis: the class axis.
         where: booleans, as in optax: with as many axes as `logits` they say which classes to include, and the others
@@ -233,7 +234,8 @@ def bi_tempered_binary_logistic_loss(
     a, z, factors = encode_binary(_compute(logits), target, pos_weight, jnp)
     losses = _loss(a, z, factors, *_temperatures(t1, t2, a, logits.ndim), logits.ndim, False)[..., 0]
     if weight is not None:
-        losses = jnp.where(weight == 0, 0.0, losses * weight.astype(losses.dtype))  # 0 times an infinite loss is 0
+        weight = jnp.where(weight < 0, math.nan, weight.astype(losses.dtype))
+        losses = jnp.where(weight == 0, 0.0, losses * weight)  # 0 times an infinite loss is 0
     return losses.astype(logits.dtype)
 
 
@@ -344,7 +346,7 @@ def _solution_jvp(axis: int, primals: Any, tangents: Any) -> Any:
 @partial(jax.custom_jvp, nondiff_argnums=(6, 7))
 def _divergence(a: Array, m: Array, z: Array, factors: Any, t1: Any, t2: Any, axis: int, labels: bool) -> Array:
     """W Delta(z / W, y_hat) with W = sum(z), the class axis kept at length 1; m is that of `_solution(a, t2)`."""
-    total, y = _split(z, axis)
+    total, y = split(z, axis, labels, jnp)
     t1, t2 = _value(t1), _value(t2)
     log_p = core.log_probs(_gaps(a, axis), m, t2, xp=xp)
     if labels:
@@ -360,7 +362,7 @@ def _divergence_jvp(axis: int, labels: bool, primals: Any, tangents: Any) -> Any
     da, _, dz, *_ = tangents  # m is a function of a, and z of its factors: their shares are in the gradients of a and z
     losses = _divergence(a, m, z, factors, t1, t2, axis, labels)
     t1, t2 = _value(t1), _value(t2)
-    total, y = _split(z, axis)
+    total, y = split(z, axis, labels, jnp)
     log_p, inside, e = _state(a, m, t2, axis)
     d_losses = jnp.zeros_like(losses)
     if not isinstance(da, SymbolicZero):
@@ -416,11 +418,6 @@ def _state(a: Array, m: Array, t: Any, axis: int) -> tuple[Array, Array, Array]:
 def _gaps(a: Array, axis: int) -> Array:
     """`core.gaps` with the maximum as a constant, as `_solution` has it: ties in it do not matter."""
     return jax.lax.stop_gradient(xp.max(a, axis=axis)) - a
-
-
-def _split(z: Array, axis: int) -> tuple[Array, Array]:
-    total = xp.sum(z, axis=axis)
-    return total, z / jnp.where(total == 0, 1.0, total)
 
 
 def _log_share(q: Array, factors: tuple[Array, Array] | None, total: Array) -> Array | None:

@@ -127,6 +127,8 @@ class BiTemperedLogisticLoss(_Loss):
         dtype: Any = None,
     ) -> None:
         super().__init__(t1, t2, from_logits, label_smoothing, reduction, name, dtype)
+        if not isinstance(axis, int):
+            raise TypeError(f"axis must be an int, got {type(axis).__name__}")
         self.axis = axis
 
     def get_config(self) -> dict[str, Any]:

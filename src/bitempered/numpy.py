@@ -151,7 +151,8 @@ def bi_tempered_logistic_loss(
             in a floating dtype, shaped like `logits`.
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
         t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
-        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W.
+        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W. Of
+            class indices without smoothing only the weights of the targets are looked at.
         label_smoothing: e in [0, 1] makes y into (1 - e) y + e / C.
         axis: the class axis.
 
@@ -204,8 +205,8 @@ def bi_tempered_binary_logistic_loss(
         target: probabilities of the positive class in [0, 1], of any real dtype, shaped like `logits`.
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
         t2: temperature of the sigmoid, t2 >= t1. Above 1 its tail is heavy.
-        weight: multiplies each loss; broadcasts to the shape of `logits`.
-        pos_weight: the class weights (1, pos_weight); broadcasts to the shape of `logits`.
+        weight: multiplies each loss; not negative; broadcasts to the shape of `logits`.
+        pos_weight: the class weights (1, pos_weight); not negative; broadcasts to the shape of `logits`.
 
     Returns:
         The shape and dtype of `logits`.
@@ -259,7 +260,8 @@ def encode_classes(
     if weight is None:
         return z, None, labels
     w = weight.astype(a.dtype).reshape(along_axis)
-    w = module.where((z == 0) & ~module.isfinite(w), 1.0, w)  # what no target uses does not matter
+    if labels:
+        w = module.where(z > 0, w, 1.0)  # those of other classes do not matter, whatever they are
     return z * w, (z, w), labels
 
 
@@ -272,6 +274,12 @@ def encode_binary(a: Any, target: Any, pos_weight: Any | None, module: Any) -> t
     w = module.broadcast_to(pos_weight.astype(a.dtype), y.shape)
     factors = z, module.stack((module.ones_like(w), w), axis=-1)
     return a, factors[0] * factors[1], factors
+
+
+def split(z: Any, axis: int, labels: bool, module: Any) -> tuple[Any, Any]:
+    """W = sum(z) and z / W, which for a weighted label is the label, also where the weight is infinite."""
+    total = module.sum(z, axis=axis, keepdims=True)
+    return total, (z > 0).astype(z.dtype) if labels else z / module.where(total == 0, 1.0, total)
 
 
 def _elementwise(function: Any, x: ArrayLike, t: float) -> Array:
@@ -315,8 +323,7 @@ def _divergence(
     with_gradient: bool,
 ) -> tuple[Array, Array]:
     """W Delta(z / W, y_hat) with W = sum(z), and its gradient in the logits a where asked for (else empty)."""
-    total = xp.sum(z, axis=axis)
-    y = z / np.where(total == 0, 1.0, total)
+    total, y = split(z, axis, labels, np)
     u, m = _solve(a, t2, axis)
     log_p = core.log_probs(u, m, t2, xp=xp)
     if labels:
@@ -373,7 +380,7 @@ def _check_target(target: Array, classes: int, axis: int) -> None:
 
 def _check_weight(weight: Array | None, name: str) -> None:
     if weight is not None and np.any(weight < 0):
-        raise ValueError(f"{name} must not be negative, got {_range(weight)}")
+        raise ValueError(f"{name} must not be negative, got {np.nanmin(weight):g}")
 
 
 def _range(x: Array) -> str:

@@ -105,8 +105,9 @@ def _psi(v, s, S_IS_ZERO: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def _decay(m, s):
-    x = -s * m
+def _decay(m, s, KIND: tl.constexpr):
+    """d = e^(-s m), of which there is the root above t = 2, where it may underflow though u d is large."""
+    x = -0.5 * s * m if KIND > 1 else -s * m
     near = x * _expm1_near(x) + 1.0  # exact to the last bit, where a GPU's exp2 is not: u may be large
     # A masked class, u = inf, stays at inf where e^(-s m) underflows.
     decay = tl.where(tl.abs(x) < 0.25, near, _exp(x))
@@ -114,14 +115,29 @@ def _decay(m, s):
 
 
 @triton.jit
+def _decayed(u, d, KIND: tl.constexpr):
+    return (u * d) * d if KIND > 1 else u * d
+
+
+@triton.jit
 def _log_ratio(u, d, s, KIND: tl.constexpr, FAST: tl.constexpr):
     """log r to full precision, -inf where r is 0; and which classes are outside the support (its edge is inside)."""
     if KIND == 0:
         return -u, u != u
-    x = s * (u * d)
+    v = _decayed(u, d, KIND)
+    x = s * v
     outside = (x < -1.0) | (u == float("inf")) if KIND < 0 else u != u
     zero = (x <= -1.0) | (u == float("inf"))
-    return tl.where(zero, float("-inf"), -_psi(tl.where(zero, 0.0, u * d), s, False, FAST)), outside
+    log_r = -_psi(tl.where(zero, 0.0, v), s, False, FAST)
+    if KIND > 1:
+        log_r = tl.where(x == float("inf"), _log2_huge(u, d, s, FAST) * (-LN2 / s), log_r)
+    return tl.where(zero, float("-inf"), log_r), outside
+
+
+@triton.jit
+def _log2_huge(u, d, s, FAST: tl.constexpr):
+    """log2(s u d) where the product overflows."""
+    return _log2(u * d, FAST) + _log2(s * d, FAST)
 
 
 @triton.jit
@@ -129,11 +145,14 @@ def _log2_ratio(u, d, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.conste
     """log2 r as fast as its use in sums allows, and x; outside the support both are those of its edge."""
     if KIND == 0:
         return u * -LOG2E, u
-    z = u * (s * d)
+    z = (u * d) * (s * d) if KIND > 1 else u * (s * d)
     x = 1.0 + z
     if KIND < 0:
         x = tl.where(x < 1e-37, 1e-37, x)
-    log2_r = _log2(x, FAST) * (-1.0 / s)
+    log2_x = _log2(x, FAST)
+    if KIND > 1:
+        log2_x = tl.where(z == float("inf"), _log2_huge(u, d, s, FAST), log2_x)
+    log2_r = log2_x * (-1.0 / s)
     if NEAR:  # 1 + z loses what 1 / s blows up
         # So far down that r is 1e-30, every rounding of log r shows: this has one, beside that of LOG2E and of d.
         v = u * (d * LOG2E)
@@ -151,7 +170,13 @@ def _grown(log_r, extra, NEAR: tl.constexpr):
 
 
 @triton.jit
-def _root(x, Q: tl.constexpr, FAST: tl.constexpr):
+def _root(u, d, s, KIND: tl.constexpr, Q: tl.constexpr, FAST: tl.constexpr):
+    """x^(-1/Q) of x = 1 + s u d."""
+    if KIND > 1:  # of 2^-32 x, which does not overflow
+        x = 2.0**-32 + (u * d) * (s * d * 2.0**-32)
+        root = tl.math.rsqrt(x) if Q == 2 else tl.math.exp2(_log2(x, FAST) * (-1.0 / Q))
+        return root * 2.0 ** (-32.0 / Q)
+    x = 1.0 + u * (s * d)
     if Q == 1:
         return _inverse(x, FAST)
     return tl.math.rsqrt(x) if Q == 2 else tl.math.exp2(_log2(x, FAST) * (-1.0 / Q))
@@ -174,7 +199,7 @@ def _summands(
 ):  # fmt: skip
     """What `_named` takes the sums of. A root h = x^(-1/Q) with r = h^R and r^(2-t1) = h^E saves transcendentals."""
     if Q > 0:
-        h = _root(1.0 + u * (s * d), Q, FAST)
+        h = _root(u, d, s, KIND, Q, FAST)
         q, r, re = _power(h, Q), _power(h, R), _power(h, E)
     else:
         log2_r, x = _log2_ratio(u, d, s, KIND, NEAR, FAST)
@@ -339,7 +364,7 @@ def _solve(
     settled = active & (active == 0)
     todo = _any(active)
     while todo:
-        d = _decay(m, s)
+        d = _decay(m, s, KIND)
         if SINGLE:
             others, at_top = columns[None, :, :] != _wide(label), tile == _wide(top)
             ties = _sum(tl.where(others & at_top, 1.0, 0.0))
@@ -416,9 +441,9 @@ def _solve(
             # In terms of the maximum, which is above the point of reference by `excess`, m is smaller.
             peak = tl.maximum(tl.maximum(tl.max(highest, 1), label_logit), top)
             excess = peak - top
-            valid = (excess * d <= 8.0) & (tl.abs(s) * excess * d <= 0.5)
+            valid = (_decayed(excess, d, KIND) <= 8.0) & (tl.abs(s) * _decayed(excess, d, KIND) <= 0.5)
             better = tl.where(valid, m + delta, m)
-            shift = excess * _decay(better, s)
+            shift = _decayed(excess, _decay(better, s, KIND), KIND)
             below = s * shift < 0.9
             better += _psi(-tl.where(below, shift, 0.0), s, KIND == 0, FAST)
             better = tl.where(below & (better > 0.0), better, 0.0)
@@ -457,7 +482,7 @@ def _gradients(
 ):  # fmt: skip
     """c1 r^(1+t2-t1) + c2 r^t2."""
     if Q > 0:
-        h = _root(1.0 + u * (s * d), Q, FAST)
+        h = _root(u, d, s, KIND, Q, FAST)
         if E >= R:
             return _power(h, R + Q) * (c1 * _power(h, E - R) + c2)
         return _power(h, E + Q) * (c1 + c2 * _power(h, R - E))
@@ -518,6 +543,7 @@ def _loss(
     factor = tl.where(ignored, 0.0, 1.0)
     if WEIGHTED:
         factor = tl.load(weight_ptr + label, mask=active, other=0.0).to(tl.float32)
+        tl.device_assert((factor < 0.0) == 0, "weight must not be negative")
     label = tl.where(active, label, -1).to(tl.int32)
     top, m, delta, peeled, ties, S0, S1, S2, S3, T0, T1, T2, T3, tile = _solve(
         base, class_stride, n_classes, row_in, active & (factor != 0.0), label, label_logit, t1, t2, s,
@@ -525,7 +551,7 @@ def _loss(
     )  # fmt: skip
     z = _phi(delta, s, KIND == 0)
     m += delta
-    d = _decay(m, s)
+    d = _decay(m, s, KIND)
     log_r, outside = _log_ratio(top - label_logit, d, s, KIND, False)  # of the label, so not fast but exact
     log_p = log_r - m
     divisor = 1.0
@@ -543,12 +569,14 @@ def _loss(
         loss = tl.where(factor == 0.0, 0.0, factor * tl.where(loss < 0.0, 0.0, loss))
         loss = tl.where(ignored | known, loss, float("nan"))
         if REDUCE:
-            tl.store(losses_ptr + tl.program_id(0), tl.sum(tl.where(row_in, loss, 0.0), 0) / divisor)
+            mean = tl.sum(tl.where(row_in, loss, 0.0), 0) / divisor
+            tl.store(losses_ptr + tl.program_id(0), tl.where(divisor == 0.0, float("nan"), mean) if MEAN else mean)
         else:
             tl.store(losses_ptr + row, loss.to(losses_ptr.dtype.element_ty), mask=row_in)
 
     if WITH_GRAD:
-        factor /= divisor
+        if MEAN:
+            factor = tl.where(divisor == 0.0, 0.0, factor / divisor)  # the gradient of a mean of nothing is 0
         if SCALED:
             factor *= tl.load(g_ptr + row * g_stride, mask=row_in, other=0.0).to(tl.float32)
         zero = ignored | (factor == 0.0)
@@ -668,7 +696,7 @@ def _weighted(
     if WEIGHTED:
         w = tl.load(weight_ptr + c, mask=c < n_classes, other=0.0).to(tl.float32)[None, :, :]
         log2_z = _log2(z, FAST) + _log2(w, FAST)
-        z = tl.where(z == 0.0, 0.0, z * w)  # NaN or inf of a class that the target has not does not matter
+        z *= w
     return y, z, log2_z
 
 
@@ -679,7 +707,7 @@ def _soft_terms(
 ):  # fmt: skip
     """The divergence's terms, v of core's gradient, and r^t2. log2_share is log2 y where y may have underflowed, as
     in core's log_share, if it is WEIGHTED."""
-    log_r, outside = _log_ratio(u, _decay(m, s), s, KIND, FAST)
+    log_r, outside = _log_ratio(u, _decay(m, s, KIND), s, KIND, FAST)
     log_p = log_r - m
     positive = log2_share > float("-inf") if WEIGHTED else y > 0.0
     log2_y = _log2(tl.where(y > 0.0, y, 1.0), FAST)
@@ -737,6 +765,8 @@ def _soft_loss(
         total += _sum(z)
         plain += _sum(y)
         least = tl.minimum(least, tl.min(tl.min(y, 2), 1))
+        if WEIGHTED:
+            tl.device_assert((y < 0.0) | ((z < 0.0) == 0), "weight must not be negative")
     if not INDICES:
         fine = (least >= 0.0) & (tl.abs(plain - 1.0) <= tolerance)
         tl.device_assert(fine | (row_in == 0), "target must hold probabilities in [0, 1] that sum to 1")
@@ -767,11 +797,12 @@ def _soft_loss(
         loss = tl.where(empty, 0.0, total * tl.where(loss < 0.0, 0.0, loss))
         loss = tl.where(ignored | known, loss, float("nan"))
         if REDUCE:
-            tl.store(losses_ptr + tl.program_id(0), tl.sum(tl.where(row_in, loss, 0.0), 0) / divisor)
+            mean = tl.sum(tl.where(row_in, loss, 0.0), 0) / divisor
+            tl.store(losses_ptr + tl.program_id(0), tl.where(divisor == 0.0, float("nan"), mean) if MEAN else mean)
         else:
             tl.store(losses_ptr + row, loss.to(losses_ptr.dtype.element_ty), mask=row_in)
     if WITH_GRAD:
-        factor = total / divisor
+        factor = tl.where(divisor == 0.0, 0.0, total / divisor) if MEAN else total
         if SCALED:
             factor *= tl.load(g_ptr + row * g_stride, mask=row_in, other=0.0).to(tl.float32)
         zero = empty | (factor == 0.0)
@@ -835,7 +866,7 @@ def _softmax(
         for at in tl.range(0, n_classes, COLUMNS):
             c = tl.multiple_of(at, 16) + columns
             a = tile if SINGLE else _load(base, class_stride, c, n_classes, row_in).to(tl.float32)
-            log_r, _ = _log_ratio(_wide(top) - a, _wide(_decay(m, s)), s, KIND, FAST)
+            log_r, _ = _log_ratio(_wide(top) - a, _wide(_decay(m, s, KIND)), s, KIND, FAST)
             log_p = log_r - _wide(m)
             _store(out_base, out_class, c, n_classes, row_in, log_p if WHAT == 1 else _exp(log_p))
 
@@ -874,7 +905,7 @@ def _softmax_terms(
 ):  # fmt: skip
     """g_i d out_i / d log p_i p_i^s, and r^t; 0 where p is 0."""
     a = _load(base, class_stride, c, n_classes, row_in).to(tl.float32)
-    log_r, _ = _log_ratio(_wide(top) - a, _wide(_decay(m, s)), s, KIND, FAST)
+    log_r, _ = _log_ratio(_wide(top) - a, _wide(_decay(m, s, KIND)), s, KIND, FAST)
     gone = log_r == float("-inf")
     e = tl.where(gone, 0.0, _exp(t * log_r))
     if WHAT == 2:
@@ -902,7 +933,7 @@ _NEAR = 0.09  # of s: nearer to 0, 1 + s v would lose digits that the exponent 1
 def _temperatures(t1: float, t2: float) -> dict[str, Any]:
     """What the kernels know of the temperatures when they are compiled (see `_summands` and `_named`)."""
     s = t2 - 1
-    kind = (s > 0) - (s < 0)
+    kind = (s > 0) - (s < 0) + (s > 1)
     shift = 0 if t1 == 1 else -2 if t1 > 1 else 1 if kind > 0 and math.isclose(1 - t1, s, rel_tol=1e-9) else -1
     for q in range(1, 13) if s >= _NEAR else ():
         r, e = q / s, q * (2 - t1) / s

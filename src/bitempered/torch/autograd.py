@@ -6,7 +6,6 @@ the graph of a second derivative back to the logits.
 """
 
 import functools
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -217,8 +216,8 @@ def _reduced_partials(ctx: Any) -> Tensor:
         return by_a
     if target.is_floating_point():
         return by_a / m.numel()
-    divisor = target_weights(target, weight, options[-1], by_a.dtype).sum()
-    return by_a / torch.where(divisor == 0, 1, divisor)
+    divisor, empty = mean_divisor(target, weight, options[-1], by_a.dtype)
+    return torch.where(empty, 0.0, by_a / divisor)
 
 
 class _DeviceSoftmax(torch.autograd.Function):
@@ -250,7 +249,7 @@ def encode(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, int]:
     """The logits a to compute with, the target y, q = w y / W, W, the weights w as they broadcast, the class axis."""
     a = logits.to(compute_dtype(logits.dtype))
-    kept = None
+    kept, label = None, False
     if axis is None:
         axis = -1
         y = target.to(a.dtype)
@@ -265,16 +264,17 @@ def encode(
             y = target.to(a.dtype)
         else:
             y = (torch.arange(a.shape[axis], device=a.device).view(along_axis) == target.unsqueeze(axis)).to(a.dtype)
-            kept = (target != ignore_index).unsqueeze(axis)
+            kept, label = (target != ignore_index).unsqueeze(axis), not label_smoothing
         if label_smoothing:
             y = (1 - label_smoothing) * y + label_smoothing / a.shape[axis]
     z = y
     if weight is not None:
         weight = weight.to(a.dtype)
-        weight = torch.where((y == 0) & ~weight.isfinite(), 1.0, weight)  # what no target uses does not matter
+        if label:
+            weight = torch.where(y > 0, weight, 1.0)  # those of other classes do not matter, whatever they are
         z = y * weight
     total = xp.sum(z, axis=axis)
-    q = z / torch.where(total == 0, 1.0, total)
+    q = y if label else z / torch.where(total == 0, 1.0, total)
     if kept is not None:
         total = torch.where(kept, total, 0.0)
     return a, y, q, total, weight, axis
@@ -289,13 +289,15 @@ def _partials(ctx: Any, for_target: bool) -> tuple[Tensor, Tensor, Tensor | None
     logits, target, weight, m = ctx.saved_tensors
     t1, t2, axis, label_smoothing, ignore_index = ctx.options
     a, y, q, total, weight, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
+    # A row that does not count may hold NaN, which 0 times it would not hide from a second derivative.
+    a, m = torch.where(total == 0, 0.0, a), torch.where(total == 0, 0.0, m)
     # The shift is a constant here, and m the function psi_s(lambda - shift): ties in the maximum do not matter.
     u = xp.max(a, axis=axis).detach() - a
     log_p = core.log_probs(u, m, t2, xp=xp)
     inside = core.support(u, m, t2, xp=xp)
     e = core.escort(log_p, t2, inside=inside, axis=axis, xp=xp)
     gradient = core.gradient(q, log_p, t1, t2, e=e, inside=inside, axis=axis, xp=xp)
-    loss_by_a = torch.where(total == 0, 0.0, total * gradient)
+    loss_by_a = total * gradient
     m_by_a = torch.exp((1 - t2) * m) * e
     if not for_target:
         return loss_by_a, m_by_a, None
@@ -313,10 +315,14 @@ def target_weights(target: Tensor, weight: Tensor | None, ignore_index: int, dty
     return kept if weight is None else torch.where(kept, weight.to(dtype)[torch.where(kept, target, 0)], 0.0)
 
 
-def mean_of(total: Tensor, divisor: Tensor) -> Tensor:
-    """total / divisor, or NaN without a gradient where nothing is averaged: one batch of padding must not end a run."""
-    nothing = divisor == 0
-    return torch.where(nothing, math.nan, total / torch.where(nothing, 1, divisor))
+def mean_divisor(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """By what a mean over class indices divides, and whether that is 0; then it is 1 here.
+
+    The mean is NaN there, as 0 / 0 is, but its gradient 0: no example counts.
+    """
+    total = target_weights(target, weight, ignore_index, dtype).sum()
+    empty = total == 0
+    return torch.where(empty, 1, total), empty
 
 
 def log_softmax_and_partition(logits: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor]:

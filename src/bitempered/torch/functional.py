@@ -1,5 +1,6 @@
 """The public functions: they check, call the differentiable operations, and reduce."""
 
+import math
 from collections.abc import Callable
 from numbers import Real
 from typing import Any
@@ -15,8 +16,7 @@ from bitempered.torch.autograd import (
     fused_loss,
     log_softmax_and_partition,
     loss_per_example,
-    mean_of,
-    target_weights,
+    mean_divisor,
     xp,
 )
 
@@ -142,7 +142,8 @@ def bi_tempered_logistic_loss(
             floating dtype, shaped like `logits`.
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
         t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
-        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W.
+        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W. Of
+            class indices without smoothing only the weights of the targets are looked at, as in `cross_entropy`.
         ignore_index: a class index that counts for nothing. Not with class probabilities.
         reduction: "none", "sum" or "mean", which divides as `cross_entropy` does: by the summed weights of the targets
             for class indices, by the number of examples for class probabilities.
@@ -151,8 +152,8 @@ def bi_tempered_logistic_loss(
     Returns:
         A scalar, or for "none" the shape of `logits` without C. The dtype is that of `logits`, float32 under autocast.
 
-    Class indices and probabilities are checked by value on CPU, and by a device-side assert on CUDA; not under vmap,
-    compile, export and graph capture.
+    Class indices, probabilities and the sign of weights are checked by value on CPU, and by a device-side assert on
+    CUDA (there of the weights in use alone); not under vmap, compile, export and graph capture.
 
     >>> logits = torch.tensor([[4.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
     >>> bi_tempered_logistic_loss(logits, torch.tensor([0, 2]), t1=0.8, t2=1.2, reduction="none")
@@ -176,11 +177,11 @@ def class_loss(
 ) -> Tensor:
     """`bi_tempered_logistic_loss`, in `dtype` if one is given."""
     target, options = _options(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing)
-    check_not_negative(weight, "weight")
     dtype = dtype or result_dtype(logits)
     kernel = kernels.choose(logits, target, options[2])
     if kernel == "triton":
         return fused_loss(kernel, logits, target, weight, options, dtype)
+    check_not_negative(weight, "weight")
     if kernel == "cpu":
         try:
             return fused_loss(kernel, logits, target, weight, options, dtype)
@@ -257,8 +258,8 @@ def bi_tempered_binary_logistic_loss(
         target: probabilities of the positive class in [0, 1], of any dtype, shaped like `logits`.
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
         t2: temperature of the sigmoid, t2 >= t1. Above 1 its tail is heavy.
-        weight: multiplies each loss; broadcasts to the shape of `logits`.
-        pos_weight: the class weights (1, pos_weight); broadcasts to the shape of `logits`.
+        weight: multiplies each loss; not negative; broadcasts to the shape of `logits`.
+        pos_weight: the class weights (1, pos_weight); not negative; broadcasts to the shape of `logits`.
         reduction: "none", "sum" or "mean" over all elements.
 
     Returns:
@@ -276,7 +277,7 @@ def bi_tempered_binary_logistic_loss(
     if target.is_complex():
         raise RuntimeError(f"target must be real, got {target.dtype}")
     for name, value in (("weight", weight), ("pos_weight", pos_weight)):
-        _check_weight(value, name, logits)
+        _check_weight(value, name, logits.device)
         if value is not None and not _broadcasts(value, logits):
             raise RuntimeError(
                 f"{name} must broadcast to the shape of logits, {tuple(logits.shape)}, got {tuple(value.shape)}"
@@ -306,8 +307,8 @@ def check_classes(
 ) -> tuple[Tensor, int]:
     """Raises where the arguments of a loss over classes do not fit; the target (indices as int64) and the axis."""
     target, axis = _check_arguments(logits, target, weight, ignore_index, reduction, label_smoothing)
-    check_not_negative(weight, "weight")
     _check_target_values(target, logits.shape[axis], axis, ignore_index)
+    check_not_negative(weight, "weight")
     return target, axis
 
 
@@ -319,13 +320,13 @@ def _check_arguments(
     reduction: str,
     label_smoothing: float,
 ) -> tuple[Tensor, int]:
-    """`check_classes`, but for the values of the target."""
+    """`check_classes`, but for values: those of the target, and whether a weight is negative."""
     check_options(ignore_index, reduction, label_smoothing)
     _check_floating(logits, "logits")
     axis = min(1, logits.dim() - 1)
     _check_class_axis(logits, axis)
     target = _check_target(logits, target, axis, ignore_index)
-    _check_weight(weight, "weight", logits)
+    _check_weight(weight, "weight", logits.device)
     if weight is not None and weight.shape != logits.shape[axis : axis + 1]:
         raise RuntimeError(
             f"weight must have one entry for each of the {logits.shape[axis]} classes, got shape {tuple(weight.shape)}"
@@ -336,7 +337,8 @@ def _check_arguments(
 def reduce_classes(losses: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str) -> Tensor:
     """The reduction of `cross_entropy`: a mean over class indices divides by the summed weights of the targets."""
     if reduction == "mean" and not target.is_floating_point():
-        return mean_of(losses.sum(), target_weights(target, weight, ignore_index, losses.dtype).sum())
+        divisor, empty = mean_divisor(target, weight, ignore_index, losses.dtype)
+        return torch.where(empty, math.nan, losses.sum() / divisor)
     return _reduce(losses, reduction)
 
 
@@ -377,7 +379,6 @@ def check_reduction(reduction: str) -> None:
 
 
 def check_options(ignore_index: int, reduction: str, label_smoothing: float) -> None:
-    """Validate the options of a loss over classes that are no tensors."""
     check_reduction(reduction)
     if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing <= 1.0:
         raise RuntimeError(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
@@ -386,29 +387,26 @@ def check_options(ignore_index: int, reduction: str, label_smoothing: float) -> 
 
 
 def check_class_weight(weight: Tensor | None, name: str) -> None:
-    """Validate the class weights of a module, of which only the number of classes is not known yet."""
+    """What can be said of class weights before there are logits."""
     check_weight(weight, name)
     if weight is not None and weight.dim() != 1:
-        raise RuntimeError(f"{name} must have one entry for each class, got shape {tuple(weight.shape)}")
+        raise RuntimeError(f"{name} must have one dimension, with an entry for each class, got {tuple(weight.shape)}")
 
 
 def check_weight(weight: Tensor | None, name: str) -> None:
-    """Validate weights by themselves: their dtype, and that none is negative."""
-    if weight is None:
-        return
-    _check_floating(weight, name)
-    if weight.requires_grad:
-        raise RuntimeError(f"{name} cannot require a gradient: the loss is not differentiated in it; detach it")
+    _check_weight(weight, name, None)
     check_not_negative(weight, name)
 
 
 def check_not_negative(weight: Tensor | None, name: str) -> None:
-    if weight is not None:
-        _check_values(
-            weight,
-            lambda: ~(weight < 0),  # NaN is none of our business: it makes the loss NaN if a target has that class
-            lambda: ValueError(f"{name} must not be negative, got {_range(weight)}"),
-        )
+    """A ValueError for a negative weight; NaN and infinity are for the loss to deal with, as in torch."""
+    if weight is None or weight.numel() == 0:
+        return
+    # The first question costs least, but a NaN among the weights hides the smallest.
+    if weight.is_cpu and _holds(weight, lambda: weight.min() >= 0):
+        return
+    if not _holds(weight, lambda: ~(weight < 0).any()):
+        raise ValueError(f"{name} must not be negative, got {weight[weight < 0].min().item():g}")
 
 
 def _check_tensor(x: Tensor, name: str) -> None:
@@ -427,14 +425,14 @@ def _check_class_axis(logits: Tensor, axis: int) -> None:
         raise ValueError(f"logits must have a class dimension of at least one class, got shape {tuple(logits.shape)}")
 
 
-def _check_weight(weight: Tensor | None, name: str, logits: Tensor) -> None:
+def _check_weight(weight: Tensor | None, name: str, device: torch.device | None) -> None:
     if weight is None:
         return
     _check_floating(weight, name)
     if weight.requires_grad:
         raise RuntimeError(f"{name} cannot require a gradient: the loss is not differentiated in it; detach it")
-    if weight.device != logits.device:
-        raise RuntimeError(f"{name} is on {weight.device} and logits on {logits.device}: they must be on one device")
+    if device is not None and weight.device != device:
+        raise RuntimeError(f"{name} is on {weight.device} and logits on {device}: they must be on one device")
 
 
 def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) -> Tensor:
@@ -482,22 +480,26 @@ def _check_target_values(target: Tensor, classes: int, axis: int, ignore_index: 
 
 def _check_values(x: Tensor, valid: Callable[[], Tensor], error: Callable[[], Exception]) -> None:
     """Raises `error` on CPU, asserts on the device on CUDA, does nothing where values cannot be looked at."""
+    if not _holds(x, lambda: valid().all()):
+        raise error()
+
+
+def _holds(x: Tensor, claim: Callable[[], Tensor]) -> bool:
+    """Whether a claim about the values of x is true. On CUDA it is asserted there, and taken for true here."""
     if torch.compiler.is_compiling():
-        return
+        return True
     if x.device.type not in ("cpu", "cuda"):
-        return
-    everywhere = valid().all()
+        return True
+    true = claim()
     try:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            return
-        if x.is_cuda and hasattr(torch, "_assert_async"):
-            torch._assert_async(everywhere)
-            return
-        fine = bool(everywhere)  # on CUDA this waits for the device
+            return True
+        if not x.is_cuda or not hasattr(torch, "_assert_async"):
+            return bool(true)  # on CUDA this waits for the device
+        torch._assert_async(true)
     except RuntimeError:  # vmap and tracing refuse to look at a value
-        return
-    if not fine:
-        raise error()
+        pass
+    return True
 
 
 def _range(x: Tensor) -> str:

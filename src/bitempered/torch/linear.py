@@ -9,6 +9,7 @@ there is none: what remains of a row are eight numbers that give the gradient of
 weight's gradient is computed a chunk of classes at a time, each in one product over all rows.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from bitempered import kernels
 from bitempered.checks import check_number, check_temperatures
-from bitempered.torch.autograd import compute_dtype, mean_of, target_weights, triton_kernels
+from bitempered.torch.autograd import compute_dtype, mean_divisor, target_weights, triton_kernels
 from bitempered.torch.functional import (
     check_class_weight,
     check_classes,
@@ -333,22 +334,19 @@ def _pass(
         total = torch.cat(losses) if losses else hidden.new_empty(0, dtype=wide)
     else:
         total = torch.stack(losses).sum() if losses else hidden.new_zeros((), dtype=wide)
-    if reduction == "mean":
-        if target.is_floating_point():
-            divisor = total.new_tensor(len(hidden))
-        else:
-            divisor = target_weights(target.long(), class_weight, ignore_index, wide).sum()
-        total = mean_of(total, divisor)
-        gradients = [None if x is None else x.div_(torch.where(divisor == 0, 1, divisor)) for x in gradients]
+    if reduction == "mean" and len(hidden) == 0:
+        total = total / 0
+    elif reduction == "mean" and target.is_floating_point():
+        total = total / len(hidden)
+        gradients = [None if x is None else x.div_(len(hidden)) for x in gradients]
+    elif reduction == "mean":
+        divisor, empty = mean_divisor(target.long(), class_weight, ignore_index, wide)
+        total = torch.where(empty, math.nan, total / divisor)
+        gradients = [None if x is None else x.div_(divisor).masked_fill_(empty, 0.0) for x in gradients]
     by_hidden, by_weight, by_bias = gradients
     by_weight = None if by_weight is None else by_weight.to(weight.dtype)
     by_bias = None if by_bias is None or bias is None else by_bias.to(bias.dtype)
     return total, (by_hidden, by_weight, by_bias)
-
-
-def _check_softcap(softcap: float | None) -> None:
-    if softcap is not None and check_number(softcap, "softcap") <= 0:
-        raise ValueError(f"softcap must be greater than 0, got {softcap}")
 
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:
@@ -358,6 +356,11 @@ def _capped(logits: Tensor, softcap: float | None) -> Tensor:
 def _rows_per_chunk(rows: int, classes: int, features: int) -> int:
     """So many that their logits are about as large as the hidden layer; 256 at least, to keep matrix products large."""
     return max(256, rows * features // classes)
+
+
+def _check_softcap(softcap: float | None) -> None:
+    if softcap is not None and check_number(softcap, "softcap") <= 0:
+        raise ValueError(f"softcap must be greater than 0, got {softcap}")
 
 
 def _check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
