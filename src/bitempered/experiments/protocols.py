@@ -27,8 +27,8 @@ from torch import Tensor
 
 from bitempered import noise
 from bitempered.experiments.compare import Row, find
-from bitempered.experiments.data import divide, load_human_labels, read_images
-from bitempered.experiments.files import read_rows, write_atomically, write_rows
+from bitempered.experiments.data import divide, fingerprint, load_human_labels, read_images
+from bitempered.experiments.files import append_rows, read_rows, write_atomically
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.origin import provenance, today
 from bitempered.experiments.resnet34 import resnet34
@@ -155,16 +155,16 @@ def find_run(rows: list[Row], identity: Row) -> Row | None:
     return find([row for row in rows if "clip" in identity or "clip" not in row], identity)
 
 
-def write(fleet: list["Run"], seconds: float, origin: dict[str, str], rows_file: Path) -> None:
+def write(fleet: list["Run"], seconds: float, origin: Row, rows_file: Path) -> None:
     """Add the runs' rows and curves to the files, and remove their checkpoints."""
     curves_file = rows_file.with_name("curves.jsonl")
-    rows, curves = read_rows(rows_file), read_rows(curves_file)
+    rows, curves = [], []
     for item in fleet:
         made = {**item.identity(), **item.summary(), **origin, "date": today()}
         rows.append({**made, "fleet": len(fleet), "fleet_seconds": round(seconds, 1)})
         curves.append({**item.identity(), **origin, "epochs_measured": item.metrics})
-    write_rows(curves_file, curves)
-    write_rows(rows_file, rows)
+    append_rows(curves_file, curves)
+    append_rows(rows_file, rows)
     for item in fleet:
         item.checkpoint(rows_file.parent).unlink(missing_ok=True)
 
@@ -212,11 +212,11 @@ class Run:
             labels = noise.symmetric(clean, setting.noise, rng=rng, num_classes=CLASSES)
         rows, aside = np.arange(len(clean)), np.arange(0)
         if setting.held_out:
-            (rows, _), (aside, _) = divide(rows, clean, setting.held_out, setting.seed)
+            (rows, _), (aside, _) = divide("cifar100", rows, clean, setting.held_out, setting.seed)
         self.pixels, self.clean, self.noisy = images.train[0][rows], clean[rows], labels[rows]
         self.validation = images.train[0][aside], labels[aside]
         self.test = images.test
-        self.data = digest(self.pixels, self.noisy, *self.validation, *self.test)
+        self.data = fingerprint(self.pixels, self.noisy, *self.validation, *self.test)
         self.steps = len(self.pixels) // protocol.batch_size
         if not self.steps:
             raise ValueError(f"{len(self.pixels)} training images do not fill a batch of {protocol.batch_size}")
@@ -418,12 +418,3 @@ def move(images: Tensor, rotation: float, generator: torch.Generator) -> Tensor:
     inside &= (row >= 0) & (row < size) & (column >= 0) & (column < size)
     found = images[torch.arange(n, device=device)[:, None, None], row.clamp(0, size - 1), column.clamp(0, size - 1)]
     return torch.where(inside[..., None], found, 0)
-
-
-def digest(*arrays: np.ndarray) -> str:
-    """A short hash of what is in arrays."""
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(f"{array.dtype} {array.shape}".encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()[:16]
