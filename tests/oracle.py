@@ -29,9 +29,9 @@ def exp_t(x, t):
 
 
 def normalizer(a, t, counts=None):
-    """lambda with sum exp_t(a_i - lambda) = 1, by bisection.
+    """lambda with sum exp_t(a_i - lambda) = 1, by a search between two bounds.
 
-    The bisection runs over the largest probability q in [1/K, 1], for which lambda = max(a) - log_t(q): for t far
+    It runs over the largest probability q in [1/K, 1], for which lambda = max(a) - log_t(q): for t far
     above 1, lambda itself spans hundreds of orders of magnitude.
     """
     t = mp.mpf(t)
@@ -44,13 +44,18 @@ def normalizer(a, t, counts=None):
         lam = top - log_t(mp.exp(log_q), t)
         return mp.fsum(n * exp_t(x - lam, t) for n, x in zip(counts, a, strict=True))
 
-    for _ in range(170):  # log K / 2^170: past 50 digits
-        middle = (low + high) / 2
-        if mass(middle) > 1:
-            high = middle
+    # Regula falsi (Illinois): a tenth of bisection's evaluations. The mass grows by q >= 1/K per unit of log q.
+    short, over, side = 1 - mass(low), mass(high) - 1, 0
+    for _ in range(200):
+        middle = (low * over + high * short) / (over + short or 1)
+        excess = mass(middle) - 1
+        if abs(excess) < 1e-30:  # powers of 1 / (t - 1) cost 16 of the 50 digits next to t = 1
+            return top - log_t(mp.exp(middle), t)
+        if excess > 0:
+            high, over, short, side = middle, excess, short / 2 if side > 0 else short, 1
         else:
-            low = middle
-    return top - log_t(mp.exp((low + high) / 2), t)
+            low, short, over, side = middle, -excess, over / 2 if side < 0 else over, -1
+    raise ArithmeticError(f"no normaliser of {a} at t = {t} after 200 steps")
 
 
 def softmax(a, t, counts=None):

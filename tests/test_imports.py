@@ -46,25 +46,27 @@ def python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
 
 
-def imported_by(statement):
-    """The frameworks among the modules that a fresh interpreter holds after `statement`."""
-    done = python(f"import sys, json\n{statement}\nprint(json.dumps([name.split('.')[0] for name in sys.modules]))")
+def imported_by(*statements):
+    """The frameworks among the modules that a fresh interpreter holds after each of the statements."""
+    show = "print(json.dumps([name.split('.')[0] for name in sys.modules]))"
+    done = python("\n".join(["import sys, json", *(f"{statement}\n{show}" for statement in statements)]))
     assert done.returncode == 0, done.stderr
-    return FRAMEWORKS & set(json.loads(done.stdout.splitlines()[-1]))
+    lines = done.stdout.splitlines()[-len(statements) :]
+    return [FRAMEWORKS & set(json.loads(line)) for line in lines]
 
 
 @pytest.mark.parametrize("module", ["", ".core", ".noise", ".divergences", ".numpy", ".boosting"])
 def test_no_framework(module):
-    assert imported_by(f"import bitempered{module}") == set()
+    assert imported_by(f"import bitempered{module}") == [set()]
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_only_its_own_framework(adapter):
     if importlib.util.find_spec(adapter) is None:
         pytest.skip(f"{adapter} is not installed")
-    imported = imported_by(f"import bitempered.{adapter}")
-    assert adapter in imported
-    assert imported == imported_by(ADAPTERS[adapter])
+    alone, imported = imported_by(ADAPTERS[adapter], f"import bitempered.{adapter}")
+    assert adapter in alone
+    assert imported == alone
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

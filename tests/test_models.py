@@ -216,7 +216,10 @@ def test_relu_and_pooling():
 
 
 # Of each width that has tiles of its own; in the wide ones more pixels than one part of a weight's gradient takes.
-@pytest.mark.parametrize(("members", "size", "channels"), [(2, 6, (16, 16, 32)), (1, 8, (64, 64)), (1, 12, (128, 256))])
+@pytest.mark.parametrize(
+    ("members", "size", "channels"),
+    [(2, 6, (16, 16, 32)), (1, 8, (64, 64)), pytest.param(1, 12, (128, 256), marks=pytest.mark.slow)],
+)
 def test_residual_blocks(members, size, channels):
     x = leaf(members, 2, size, size, channels[0]).detach().relu().requires_grad_()
     count = sum(fused.block_size(inputs, outputs) for inputs, outputs in pairwise(channels))

@@ -74,8 +74,12 @@ def test_training_is_the_paper_s():
     assert RECIPES["mnist"].levels == RECIPES["cifar100"].levels == LEVELS
 
 
+def fast(recipe):
+    return replace(recipe, search=replace(recipe.search, network="mlp", optimizer="sgd"))
+
+
 def test_the_search_takes_the_best_on_noisy_validation_labels(mnist, small, tmp_path):
-    cells = table1.search(small, tmp_path / "search", silent, "cpu", mnist)
+    cells = table1.search(fast(small), tmp_path / "search", silent, "cpu", mnist)
     assert [(cell.noise, cell.loss.name) for cell in cells] == [
         (level, loss) for level in (0.0, 0.4) for loss in ("logistic", "bi-tempered")
     ]
@@ -90,7 +94,7 @@ def test_the_search_takes_the_best_on_noisy_validation_labels(mnist, small, tmp_
 
 
 def test_a_level_that_is_not_searched_takes_the_nearest_one_s(mnist, small, tmp_path):
-    recipe = replace(small, levels=LEVELS, searched_at=(0.0, 0.2, 0.4))
+    recipe = replace(fast(small), levels=LEVELS, searched_at=(0.0, 0.2, 0.4))
     cells = table1.search(recipe, tmp_path / "search", silent, "cpu", mnist)
     assert len(read_rows(tmp_path / "search" / "search.jsonl")) == 12
     logistic, tempered = ({cell.noise: (cell.loss, cell.rate) for cell in cells[i::2]} for i in (0, 1))

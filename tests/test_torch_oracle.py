@@ -69,7 +69,7 @@ def problems(draw):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", ["hard", "smoothed", "soft", "weighted"])
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(problem=problems())
 def test_loss_and_gradient_equal_the_oracle(dtype, kind, problem):
     t1, t2, classes, scale, seed = problem

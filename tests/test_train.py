@@ -207,6 +207,7 @@ def test_a_run_that_stops_goes_on_bit_for_bit(digits, tmp_path, monkeypatch):
     assert without_time(again) == without_time(whole)
 
 
+@pytest.mark.slow
 def test_sigkill_at_a_random_moment_loses_nothing(tmp_path):
     """The command line's own run, killed three times, ends with the rows of one that was not."""
     code = """
