@@ -24,12 +24,9 @@ FLOAT64, FLOAT32 = 2.0**-52, 2.0**-23
 BAR = {FLOAT64: 1e-11, FLOAT32: 1e-6}
 
 
-def mass_error(gaps, counts, t, steps):
-    """abs(mass - 1) after `steps` steps for each row of logits: counts[i, j] classes lie gaps[i, j] below the largest.
-
-    So 2^18 classes cost a dozen.
-    """
-    xp = SimpleNamespace(
+def weighted(counts):
+    """NumPy as core's namespace, where class j stands for counts[j] equal classes: 2^18 classes cost a dozen."""
+    return SimpleNamespace(
         exp=np.exp,
         expm1=np.expm1,
         log=np.log,
@@ -39,6 +36,11 @@ def mass_error(gaps, counts, t, steps):
         max=lambda x, axis: np.max(x, axis=axis, keepdims=True),
         sum=lambda x, axis: np.sum(counts * x, axis=axis, keepdims=True),
     )
+
+
+def mass_error(gaps, counts, t, steps):
+    """abs(mass - 1) after `steps` steps of each row: counts[i, j] logits lie gaps[i, j] below the largest."""
+    xp = weighted(counts)
     m = core.normalizer(gaps, t, steps=steps, axis=1, xp=xp)
     return np.abs(xp.sum(np.exp(core.log_probs(gaps, m, t, xp=xp)), axis=1) - 1)[:, 0]
 

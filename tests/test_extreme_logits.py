@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from test_solver import weighted
+from adversary import weighted
 
 import bitempered.numpy as bt_numpy
 from bitempered import core, kernels

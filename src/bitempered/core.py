@@ -124,9 +124,11 @@ def newton_step(m: Array, u: Array, t: Temperature, *, axis: int, xp: Any) -> Ar
         log_r = log_x / -s
     else:
         log_r = log_ratios(u, m, t, xp=xp)
-    r_to_t = xp.exp(t * log_r)
-    if not (fixed and t > 0):
-        r_to_t = xp.where(log_r == -math.inf, 0.0, r_to_t)
+    if fixed and t >= 1:
+        r_to_t = xp.exp(t * log_r)
+    else:
+        zero = log_r == -math.inf  # which t = 0, or one that underflows, would make NaN
+        r_to_t = xp.where(zero, 0.0, xp.exp(t * xp.where(zero, 0.0, log_r)))
     total, total_to_t = xp.sum(xp.exp(log_r), axis=axis), xp.sum(r_to_t, axis=axis)
     log_z = xp.log(total) - m
     if not fixed or t <= 2:
