@@ -2,13 +2,21 @@
 PYTHON ?= python3
 VENV := .venv/bin
 
-.PHONY: demo test test-gpu lint clean
+.PHONY: demo test test-slow test-portable test-gpu lint clean
 
 demo: .venv/experiments
 	$(VENV)/bitempered compare --out results/demo
 
+# The verdict in minutes. What takes longer is marked slow.
 test: .venv/test
-	$(VENV)/python -m pytest -n auto
+	$(VENV)/python -m pytest -n auto --dist worksteal
+
+test-slow: .venv/test
+	$(VENV)/python -m pytest -n auto --dist worksteal -m slow
+
+# The tests that rounding could move, under each instruction set that this CPU has.
+test-portable: .venv/test
+	$(VENV)/python tests/portable.py
 
 # On a machine with a CUDA device and its own build of torch: no .venv is made.
 test-gpu:
