@@ -766,6 +766,9 @@ def test_without_vector_instructions(monkeypatch, cache):
             assert_agree(
                 run(logits, target, t1, t2, **options), exact(logits, target, t1, t2, **options), cancelled=3e-7
             )
+    logits, target = make(20000, 2)  # some at the edge of the support, where a product must not be rounded
+    want = exact(logits, target, 0.0, 0.0, reduction="none")
+    assert_agree(run(logits, target, 0.0, 0.0, reduction="none"), want)
 
 
 @pytest.mark.parametrize("bad", [5, -1, 2**62])

@@ -162,7 +162,12 @@ typedef struct { /* w = 1 + s u e^(-s m), y = log2 r, d = 1 / w = r^s; in: where
 
 INLINE Ratios ratios(const Rows *rows, int64_t j, const Factors *c, const int KIND) { /* KIND is the sign of s */
     vf u = rows->u[j], x = u * c->high, w = 1 - u * c->minus_high;
-    if (KIND < 0) w += u * c->low + rows->low[j] * c->high; /* near the edge of the support rounding would show */
+    if (KIND < 0) { /* near the edge of the support rounding would show */
+        w += u * c->low + rows->low[j] * c->high;
+#ifndef __FP_FAST_FMAF
+        w += lost(u, c->high, x);
+#endif
+    }
     vf y = (KIND ? log1p_v(x, w, KIND) : u) * c->to_log2;
     return (Ratios){w, y, KIND ? 1 / w : all(1), KIND < 0 ? (y > -126.0f) & (w > 0.0f) : y > -126.0f};
 }
@@ -194,7 +199,8 @@ INLINE void solve(const Job *job, Rows *rows, const int KIND) {
         sum_powers(job, rows, &sums, KIND);
         HALVES(i) {
             vd before = rows->m[i], log_z = log_(sums.r[i]) - before, R = sums.r[i] / sums.r_t[i];
-            vd power = expm1_(s * log_z), h = KIND ? 0.5 * t / s * power * (1 - R * sums.r_2t[i] / sums.r_t[i]) : all64(0);
+            vd power = expm1_(s * log_z), h = all64(0);
+            if (KIND) h = 0.5 * t / s * power * (1 - R * sums.r_2t[i] / sums.r_t[i]);
             power = pick64(power < 1e300, power / (1 + power), all64(1));
             h = pick64(h > -0.5, h, all64(-0.5));
             h = pick64(h < 0.5, h, all64(0.5));
@@ -332,7 +338,8 @@ INLINE void last_pass_64(const Job *job, Rows *rows, const int KIND, const int S
     }
     for (int64_t j = 0; j < rows->length; j++) HALVES(h) {
         Ratios64 r = ratios_64(rows, j, h, s * rows->decay[h], s, KIND);
-        vd log_p = r.log_r - rows->m[h], p = keep64(r.inside, exp_(log_p)), b = keep64(r.inside, exp_(tau * log_p));
+        vd log_p = r.log_r - rows->m[h], p = keep64(r.inside, exp_(log_p));
+        vd b = keep64(r.inside, tau == 0 ? all64(1) : exp_(tau * log_p));
         vd over_w = keep64(r.inside, 1 / r.w), e = p * over_w, T = b * rows->decay[h] * over_w;
         vl edge = r.w == 0.0; /* of the support, and inside: 0^0 is 1 */
         if (KIND < 0 && t2 == 0) e = pick64(edge, rows->p[h], e);

@@ -7,6 +7,8 @@ gradient at (0.8, 1.2), and what comes on top.
     cpu.c, gcc 12 and ctypes                   17     7       4        4         2 s             -     2 us
     a plainer version in Numba 0.68, by row    55    11       5        5    5 to 9 s           1 s     6 us
 
+Smoothed targets go on in float64, which takes 2 to 5 times as long.
+
 Numba's thread pools come on top of torch's, and the flag that lets LLVM vectorise sums also let it simplify away the
 rounding that exp2 is made of. torch.compile (`bitempered bench`) compiles anew for shapes and options, and cannot stop
 where a row has converged. The wheel stays pure Python; without a compiler core serves, and a warning in the log of

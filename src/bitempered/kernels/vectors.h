@@ -11,6 +11,7 @@
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vw __attribute__((vector_size(4 * LANES))); /* bits to add and shift: they may overflow */
 typedef float vh __attribute__((vector_size(2 * LANES))); /* half of vf, */
 typedef double vd __attribute__((vector_size(4 * LANES))); /* and the same in float64 */
 typedef int64_t vl __attribute__((vector_size(4 * LANES)));
@@ -21,10 +22,16 @@ INLINE vf all(float x) { return (vf){0} + x; }
 INLINE vf keep(vi where, vf x) { return (vf)(where & (vi)x); }
 INLINE vf pick(vi where, vf x, vf y) { return (vf)((where & (vi)x) | (~where & (vi)y)); }
 
+/* What rounding takes from the product x y, where it cannot be fused with a sum. The halves of x and y have 12 bits. */
+INLINE vf lost(vf x, vf y, vf product) {
+    vf x_high = (vf)((vi)x & ~0xfff), x_low = x - x_high, y_high = (vf)((vi)y & ~0xfff), y_low = y - y_high;
+    return ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low;
+}
+
 /* log w for w = 1 + x = 2^k (1 + f): f is taken from x, which the sum rounds, but from w where x is near -1. */
 INLINE vf log1p_v(vf x, vf w, const int KIND) {
-    vi k = ((vi)w - 0x3f3504f3) >> 23;
-    vf power = (vf)((127 - k) << 23), f = KIND < 0 ? pick(k == 0, x, w * power - 1) : x * power + (power - 1);
+    vi k = (vi)((vw)w - 0x3f3504f3) >> 23;
+    vf power = (vf)((127 - (vw)k) << 23), f = KIND < 0 ? pick(k == 0, x, w * power - 1) : x * power + (power - 1);
     vf q = f * -0.0762306079f + 0.129055038f;
     q = q * f - 0.132429808f;
     q = q * f + 0.141816348f;
@@ -44,7 +51,7 @@ INLINE vf exp2_v(vf y) {
     q = q * f + 0.0555033237f;
     q = q * f + 0.240226477f;
     q = q * f + 0.693147182f;
-    return (vf)((vi)(q * f + 1) + ((vi)shifted << 23));
+    return (vf)((vw)(q * f + 1) + ((vw)shifted << 23));
 }
 
 /* The same in float64, to 1e-13. */
