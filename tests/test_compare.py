@@ -269,6 +269,23 @@ def test_other_data_are_another_run(tmp_path, trained):
     assert done.stdout == ""
 
 
+def test_other_noisy_labels_are_another_run(tmp_path, trained, monkeypatch):
+    """As another version of NumPy may draw them, or another file of people's labels has them."""
+    recipe = comparison(levels=(0.2,), seeds=1, epochs=1)
+    first, real = compare.run(recipe, tmp_path, silent), compare.corrupt
+    for part in range(2):
+        monkeypatch.setattr(
+            compare,
+            "corrupt",
+            lambda *given, part=part: tuple(y[:: -1 if i == part else 1] for i, y in enumerate(real(*given))),
+        )
+        rows = compare.run(recipe, tmp_path, silent)
+        assert len(trained) == 2 + part
+        for row, other in zip(rows, first, strict=True):
+            assert row["data"] != other["data"]
+            assert row["data"].split("-")[0] == other["data"].split("-")[0]
+
+
 def test_a_stopped_run_does_not_go_on_with_other_labels(tmp_path, monkeypatch, caplog):
     write_table(tmp_path / "table.csv")
     one = replace(comparison(str(tmp_path / "table.csv"), levels=(0.2,), seeds=1, epochs=3), label_column="a")
@@ -558,6 +575,40 @@ def test_two_processes_that_are_killed_and_restarted_lose_and_double_nothing(sec
     print(f"{killed} killed, {len(rows)} rows")
 
 
+def test_a_lock_that_was_waited_for_is_the_one_that_is_there(tmp_path, monkeypatch):
+    """Its holder removes the file at the end, and whoever waited must not be content with what is gone."""
+    waiting = threading.Event()
+    real = files.fcntl.flock
+
+    def flock(*given):
+        if threading.current_thread() is not threading.main_thread():
+            waiting.set()
+        real(*given)
+
+    def second():
+        with files.lock(tmp_path, "seed0", wait=True) as held:
+            return held, (tmp_path / ".seed0.lock").exists()
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with ThreadPoolExecutor(1) as pool:
+        with files.lock(tmp_path, "seed0", wait=False) as held:
+            assert held
+            with files.lock(tmp_path, "seed0", wait=False) as again, files.lock(tmp_path, "seed1", wait=False) as other:
+                assert (again, other) == (False, True)
+            future = pool.submit(second)
+            assert waiting.wait(60)
+        assert future.result() == (True, True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path):
+    for name in (".seed0-1234.checkpoint.abc", ".seed00-1234.checkpoint.abc", ".seed0.lock", "mine"):
+        (tmp_path / name).touch()
+    with files.lock(tmp_path, "seed0", wait=False) as held:
+        assert held
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".seed00-1234.checkpoint.abc", "mine"]
+
+
 def test_processes_share_the_seeds(tmp_path, monkeypatch):
     """While one process is at seed 0 another does seed 1, then waits for the first and uses its rows."""
     recipe = comparison(levels=(0.0,), seeds=2, epochs=1)
@@ -706,15 +757,17 @@ def test_a_foreign_rows_file_is_refused_and_left_alone(name, tmp_path, monkeypat
     assert (tmp_path / name).read_text() == "not JSON\n"
 
 
-def test_a_folder_that_is_deleted_meanwhile_gets_one_line(tmp_path, monkeypatch):
-    real = compare.run_seed
+@pytest.mark.parametrize("name", ["run_seed", "prepare"])  # after the first seed was trained, or before the second
+def test_a_folder_that_is_deleted_meanwhile_gets_one_line(name, tmp_path, monkeypatch):
+    real = getattr(compare, name)
 
     def delete(*given):
         made = real(*given)
-        shutil.rmtree(tmp_path / "out")
+        if (tmp_path / "out").exists():
+            shutil.rmtree(tmp_path / "out")
         return made
 
-    monkeypatch.setattr(compare, "run_seed", delete)
+    monkeypatch.setattr(compare, name, delete)
     result = invoke(*TINY_OPTIONS, "--out", tmp_path / "out")
     assert result.exit_code == 1
     assert f"cannot use the folder {tmp_path / 'out'}" in result.stderr
