@@ -87,16 +87,24 @@ def exact_dual(a, t):
     )
 
 
+def moved(per_class, entries, t):
+    """How far a rounding of the logarithm of each entry moves the value: numbers that nearly agree magnify it."""
+    step, value = mp.mpf(10) ** -25, per_class(*entries, t)
+    ahead = [per_class(*(x * (1 + step * (j == i)) for j, x in enumerate(entries)), t) for i in range(len(entries))]
+    return mp.fsum(
+        abs(there - value) / step * abs(mp.log(x)) * 2.0**-52 for there, x in zip(ahead, entries, strict=True)
+    )
+
+
 def worst(got, per_class, arrays, t):
-    """The largest error over the rows, relative to the magnitude of what is summed (at least 1)."""
-    result = 0.0
+    """The largest error over the rows, relative to the magnitude of what is summed (at least 1), but for rounding."""
+    result, t = 0.0, mp.mpf(t)
     for row, value in enumerate(got.tolist()):
-        terms = [
-            per_class(*(mp.mpf(x) for x in entries), mp.mpf(t))
-            for entries in zip(*(a[row].tolist() for a in arrays), strict=True)
-        ]
+        entries = [[mp.mpf(x) for x in entry] for entry in zip(*(a[row].tolist() for a in arrays), strict=True)]
+        terms = [per_class(*entry, t) for entry in entries]
         scale = max(1, mp.fsum(map(abs, terms)))
-        result = max(result, float(abs(mp.mpf(value) - mp.fsum(terms)) / scale))
+        error = abs(mp.mpf(value) - mp.fsum(terms)) - mp.fsum(moved(per_class, entry, t) for entry in entries)
+        result = max(result, float(error / scale))
     return result
 
 
