@@ -573,6 +573,8 @@ WITNESSES = {
     "small share": ([[12.4, 12.4, 12.4]], [0], 1.99998, 3.8, [1e-10, 4e29, 2e-30], 1.0),
     # The same of a masked class: finite instead of infinite (core, NumPy, JAX, Triton).
     "masked small share": ([[-math.inf, -5.0, -4.0]], [2], 1.0, 1.2, [2e-30, 9e29, 0.2], 0.1),
+    # In chunks, of which the one that is looked at first is full and the other masked: NaN (Triton).
+    "masked chunk": ([[-math.inf] * 32 + [0.0] * 32], [40], 1.0, 30.0, None, 0.0),
     # Next to t1 = 1 with smoothing: 0.8165 instead of 0.65186 (C).
     "smoothing next to 1": ([[0.3, -0.2, 0.1]], [0], 1 - 1e-8, 1.2, None, 0.1),
     # Towards t1 = 2: 4.5 % off (C).

@@ -421,8 +421,9 @@ def _solve(
         if KIND > 0:
             z = tl.abs(_phi(delta, s, False))
             error = remainder * z * z * z * variance
-            # Next to t = 1 a step of any size is exact, but for the rounding of q, which it is multiplied by.
-            error = tl.where(tl.abs(delta) > 1.0, 1.0, error)
+            # Where q hardly varies a step of any size is exact, but for the rounding of q, which it is multiplied by,
+            # and downwards by as much as e^(-s delta).
+            error = tl.where((tl.abs(delta) > 1.0) | (s * delta < -1.0), 1.0, error)
         elif KIND < 0:
             error = tl.abs(delta)
         else:
