@@ -136,9 +136,9 @@ def test_autocast():
         "bi_tempered_logistic_loss(torch.zeros(2, 3).cuda(), torch.full((2, 3), 0.5).cuda(), 0.8, 1.2)",
         "bi_tempered_binary_logistic_loss(torch.zeros(2).cuda(), torch.full((2,), 1.5).cuda(), 0.8, 1.2)",
         *(
-            "bi_tempered_logistic_loss(torch.zeros(2, 3).cuda().to(torch.%s), torch.tensor([0, 1]).cuda(), 0.8, 1.2,"
-            " weight=torch.tensor([1.0, -1.0, 1.0]).cuda(), label_smoothing=%s)" % case
-            for case in (("float32", 0.0), ("float32", 0.1), ("float64", 0.0))
+            f"bi_tempered_logistic_loss(torch.zeros(2, 3).cuda().to({dtype}), torch.tensor([0, 1]).cuda(), 0.8, 1.2,"
+            f" weight=torch.tensor([1.0, -1.0, 1.0]).cuda(), label_smoothing={smoothing})"
+            for dtype, smoothing in ((torch.float32, 0.0), (torch.float32, 0.1), (torch.float64, 0.0))
         ),
     ],
 )
