@@ -89,8 +89,10 @@ def test_many_rows_of_few_classes(t1_t2):
     for classes, std in itertools.product((2, 3, 10), (1.0, 10.0, 100.0)):
         logits, target = make(20000, classes, std)
         want = exact(logits, target, *t1_t2, reduction="none")
-        # Of two classes none is near a tie that the label is not part of.
-        assert_agree(run(logits, target, *t1_t2, reduction="none"), want, cancelled=1e-7 if classes > 2 else 0.0)
+        # Of two classes none is near a tie that the label is not part of. At the edge of the support of t = 0 the
+        # gradient is a difference of numbers near 1, which only a fused multiply-add rounds once.
+        cancelled = 1e-7 if classes > 2 or t1_t2 == (0.0, 0.0) else 0.0
+        assert_agree(run(logits, target, *t1_t2, reduction="none"), want, cancelled=cancelled)
 
 
 # What a search over 3,000 seeds found: where Halley's method alone runs in circles (736, 208), and where its estimate
