@@ -44,18 +44,19 @@ def normalizer(a, t, counts=None):
         lam = top - log_t(mp.exp(log_q), t)
         return mp.fsum(n * exp_t(x - lam, t) for n, x in zip(counts, a, strict=True))
 
-    # Regula falsi (Illinois): a tenth of bisection's evaluations. The mass grows by q >= 1/K per unit of log q.
+    # Regula falsi (Illinois): a tenth of bisection's evaluations. The mass grows by q >= 1/K per unit of log q. Every
+    # fourth step halves, for logits so huge that rounding keeps the mass from 1 and only the bounds say that all is done.
     short, over, side = 1 - mass(low), mass(high) - 1, 0
-    for _ in range(200):
-        middle = (low * over + high * short) / (over + short or 1)
+    for step in range(800):
+        middle = (low + high) / 2 if step % 4 == 3 else (low * over + high * short) / (over + short or 1)
         excess = mass(middle) - 1
-        if abs(excess) < 1e-30:  # powers of 1 / (t - 1) cost 16 of the 50 digits next to t = 1
+        if abs(excess) < 1e-30 or high - low < 1e-48:  # powers of 1 / (t - 1) cost 16 of the 50 digits next to t = 1
             return top - log_t(mp.exp(middle), t)
         if excess > 0:
             high, over, short, side = middle, excess, short / 2 if side > 0 else short, 1
         else:
             low, short, over, side = middle, -excess, over / 2 if side < 0 else over, -1
-    raise ArithmeticError(f"no normaliser of {a} at t = {t} after 200 steps")
+    raise ArithmeticError(f"no normaliser of {a} at t = {t} after 800 steps")
 
 
 def softmax(a, t, counts=None):
