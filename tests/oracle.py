@@ -45,7 +45,7 @@ def normalizer(a, t, counts=None):
         return mp.fsum(n * exp_t(x - lam, t) for n, x in zip(counts, a, strict=True))
 
     # Regula falsi (Illinois): a tenth of bisection's evaluations. The mass grows by q >= 1/K per unit of log q. Every
-    # fourth step halves, for logits so huge that rounding keeps the mass from 1 and only the bounds say that all is done.
+    # fourth step halves, for logits so huge that rounding keeps the mass from 1 and only the bounds say when to end.
     short, over, side = 1 - mass(low), mass(high) - 1, 0
     for step in range(800):
         middle = (low + high) / 2 if step % 4 == 3 else (low * over + high * short) / (over + short or 1)

@@ -12,7 +12,10 @@ import time
 import numpy as np
 import torch
 
-SENSITIVE = []
+SENSITIVE = [
+    f"tests/test_{name}.py"
+    for name in ("solver", "sklearn", "torch_oracle", "cpu_kernel", "core", "extreme_logits", "numpy", "boosting")
+]
 
 
 def settings():
