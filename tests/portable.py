@@ -28,7 +28,7 @@ def settings():
             "NPY_DISABLE_CPU_FEATURES": " ".join(found),
             "OPENBLAS_CORETYPE": "Nehalem",
             "ONEDNN_MAX_CPU_ISA": "SSE41",
-            "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2",
+            "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",  # below, XLA cannot compile float16
             "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX512F",
             "TF_ENABLE_ONEDNN_OPTS": "0",
             "OMP_NUM_THREADS": "1",

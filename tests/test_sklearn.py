@@ -228,7 +228,7 @@ def test_the_same_in_every_run_and_from_a_warm_start():
     # At a convex pair every start has the same end.
     cold = BiTemperedLogisticRegression(1.3, 1.3, tol=1e-9).fit(X, y)
     warm = model.set_params(t1=1.3, t2=1.3, tol=1e-9).fit(X, y)
-    np.testing.assert_allclose(warm.coef_, cold.coef_, atol=1e-5)  # the 1e-6 that rounding may leave, and a margin
+    np.testing.assert_allclose(warm.coef_, cold.coef_, atol=3e-5)  # each up to 8e-6 from the optimum, as above
 
 
 def test_a_fit_that_fails_leaves_the_last_one():
