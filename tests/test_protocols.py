@@ -219,21 +219,47 @@ def test_a_rescaled_loss_begins_as_cross_entropy(t1, t2):
     target = torch.randint(0, 100, (6,), generator=generator)
     logits = torch.randn(6, 100, generator=generator, dtype=torch.float64) * 100 ** (1 - t2)
     expected = 100 ** (1 - t1) * bi_tempered_logistic_loss(100 ** (t2 - 1) * logits, target, t1, t2, reduction="none")
-    torch.testing.assert_close(setting.losses(logits, target), expected)
+    torch.testing.assert_close(setting.losses(logits, target, 0), expected)
     plain = bi_tempered_logistic_loss(logits, target, t1, t2, reduction="none")
-    torch.testing.assert_close(replace(setting, rescale=False).losses(logits, target), plain)
+    torch.testing.assert_close(replace(setting, rescale=False).losses(logits, target, 0), plain)
     assert not torch.allclose(plain, expected)
 
     level = torch.full((6, 100), 0.3, dtype=torch.float64, requires_grad=True)
-    (seen,) = torch.autograd.grad(setting.losses(level, target).sum(), level)
+    (seen,) = torch.autograd.grad(setting.losses(level, target, 0).sum(), level)
     (wanted,) = torch.autograd.grad(cross_entropy(level, target, reduction="sum"), level)
     torch.testing.assert_close(seen, wanted, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("text", ["logistic", "gce:0.7", "sce:0.1:1", "tsallis:0.5:2"])
 def test_only_the_bi_tempered_loss_is_rescaled(text):
-    with pytest.raises(ValueError, match="rescale is for the bi-tempered loss, got"):
+    with pytest.raises(ValueError, match="rescale and schedule are for the bi-tempered loss, got"):
         Setting(Loss.parse(text), 0.0, seed=0, rescale=True)
+
+
+def test_a_schedule_moves_the_temperatures_by_epoch(small, tmp_path, monkeypatch):
+    used = []
+    losses = Setting.losses
+
+    def look(self, logits, target, epoch):
+        found = losses(self, logits, target, epoch)
+        used.append(epoch)
+        t1, t2 = [(1, 1), (1, 1), (0.75, 1.5), (0.5, 2)][epoch]
+        torch.testing.assert_close(found, bi_tempered_logistic_loss(logits, target, t1, t2, reduction="none"))
+        return found
+
+    monkeypatch.setattr(Setting, "losses", look)
+    setting = Setting(TEMPERED, 0.5, seed=0, schedule=(1, 3))
+    (row,), _ = run(tmp_path, setting, protocol=replace(TINY_A, epochs=4))
+    assert used == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert row["schedule"] == [1, 3]
+    assert row["numbers"] == [0.5, 2.0]
+
+
+def test_bad_schedules_are_refused():
+    with pytest.raises(ValueError, match="schedule are for the bi-tempered loss, got logistic"):
+        Setting(LOGISTIC, 0.4, seed=0, schedule=(1, 2))
+    with pytest.raises(ValueError, match="begin must not be after finish"):
+        Setting(TEMPERED, 0.4, seed=0, schedule=(3, 2))
 
 
 @pytest.mark.parametrize("clip", [0.5, math.inf])

@@ -69,6 +69,8 @@ def table(rows: list[Row], *columns: tuple[str, str]) -> str:
     groups: dict[tuple[float, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["noise"]):
         loss = f"{Loss(row['loss'], tuple(row['numbers']))}{', rescaled' if row['rescale'] else ''}"
+        if row["schedule"]:
+            loss += f", from (1, 1) over epochs {row['schedule'][0]} to {row['schedule'][1]}"
         groups.setdefault((row["noise"], loss), []).append(row)
     lines = [
         [f"{level:.0%}", loss, *(entry(found, column) for column, _ in columns), str(len(found))]

@@ -12,6 +12,7 @@ Several runs train side by side on one GPU, each a CUDA graph on a stream of its
 uses. A run that was stopped goes on from its last checkpoint.
 """
 
+import copy
 import hashlib
 import io
 import math
@@ -34,6 +35,7 @@ from bitempered.experiments.origin import provenance, today
 from bitempered.experiments.resnet34 import resnet34
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import BadCheckpoint
+from bitempered.schedules import anneal
 
 __all__ = ["PROTOCOLS", "Images", "Protocol", "Setting", "run"]
 
@@ -82,17 +84,28 @@ class Setting:
     seed: int
     rescale: bool = False  # K^(1 - t1) L(K^(t2 - 1) logits): gradients start as large as cross-entropy's
     held_out: int = 0
+    schedule: tuple[int, int] | None = None  # epochs between which the temperatures move from (1, 1) to the loss's
 
     def __post_init__(self) -> None:
-        if self.rescale and self.loss.name != "bi-tempered":
-            raise ValueError(f"rescale is for the bi-tempered loss, got {self.loss}; leave it out")
+        if self.loss.name != "bi-tempered" and (self.rescale or self.schedule):
+            raise ValueError(f"rescale and schedule are for the bi-tempered loss, got {self.loss}; leave them out")
+        self.loss_at(0)  # so that a bad schedule is found before any work
 
-    def losses(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The loss of each row of logits."""
+    def loss_at(self, epoch: int) -> Loss:
+        """The loss of an epoch, counted from 0."""
+        if self.schedule is None:
+            return self.loss
+        begin, finish = self.schedule
+        end = self.loss.numbers[0], self.loss.numbers[1]
+        return Loss(self.loss.name, anneal((1, 1), end, begin=begin, finish=finish)(epoch))
+
+    def losses(self, logits: Tensor, target: Tensor, epoch: int) -> Tensor:
+        """The loss of each row of logits, in an epoch."""
+        loss = self.loss_at(epoch)
         if not self.rescale:
-            return self.loss(logits, target)
-        t1, t2 = self.loss.numbers
-        return CLASSES ** (1 - t1) * self.loss(CLASSES ** (t2 - 1) * logits, target)
+            return loss(logits, target)
+        t1, t2 = loss.numbers
+        return CLASSES ** (1 - t1) * loss(CLASSES ** (t2 - 1) * logits, target)
 
 
 @dataclass(frozen=True)
@@ -227,9 +240,10 @@ class Run:
         protocol = {name: value for name, value in asdict(self.protocol).items() if value != math.inf}
         protocol |= {"protocol": protocol.pop("name"), "learning_rate": protocol.pop("rate")}
         protocol["stairs"] = list(self.protocol.stairs)
+        schedule = list(self.setting.schedule) if self.setting.schedule else None
         return {
             "dataset": "cifar100", "network": "resnet34", **protocol, "noise": self.setting.noise,
-            "loss": self.setting.loss.name, "numbers": list(self.setting.loss.numbers), "schedule": None,
+            "loss": self.setting.loss.name, "numbers": list(self.setting.loss.numbers), "schedule": schedule,
             "rescale": self.setting.rescale, "seed": self.setting.seed, "held_out": self.setting.held_out,
             "data": self.data,
         }  # fmt: skip
@@ -265,17 +279,20 @@ class Run:
         self.generator = torch.Generator(self.device)
         self.stream = torch.cuda.Stream() if cuda else None
         self.graph: torch.cuda.CUDAGraph | None = None
-        if cuda:
-            torch.backends.cudnn.benchmark = True  # the shapes never change
-            self.graph = self.capture()
+        self.recorded: Loss | None = None  # the loss of the graph
+        for weight in self.network.parameters():  # there before the first step, for graphs and checkpoints
+            self.optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         if checkpoint.exists():
             self.load(checkpoint)
+        if cuda:
+            torch.backends.cudnn.benchmark = True  # the shapes never change
+            self.record()
 
     def one_step(self) -> None:
         """One batch: forward, backward, new weights."""
         x, (target, clean) = self.epoch_images[self.place], self.epoch_labels[:, self.place]
         logits = self.logits(self.forward, x)
-        losses = self.setting.losses(logits, target)
+        losses = self.setting.losses(logits, target, self.epoch)
         self.optimizer.zero_grad()
         losses.mean().backward()
         if self.protocol.clip < math.inf:
@@ -292,11 +309,15 @@ class Run:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return network(x).float()
 
-    def capture(self) -> torch.cuda.CUDAGraph:
-        """Record a step. The steps that warm it up are undone."""
-        assert self.stream is not None
+    def record(self) -> None:
+        """Record a step as a graph, unless that of this epoch's loss is there. The steps that warm it up are undone."""
+        loss = self.setting.loss_at(self.epoch)
+        if self.stream is None or loss == self.recorded:
+            return
+        self.graph = None  # its memory, before the next graph takes as much
         self.network.train()
-        before = {name: value.clone() for name, value in self.network.state_dict().items()}
+        network, momentum = copy.deepcopy((self.network.state_dict(), self.momentum()))
+        self.place.copy_(torch.arange(self.protocol.batch_size))
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             for _ in range(3):
@@ -305,15 +326,15 @@ class Run:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream):
             self.one_step()
-        self.network.load_state_dict(before)
-        for state in self.optimizer.state.values():
-            state["momentum_buffer"].zero_()
+        self.network.load_state_dict(network)
+        self.set_momentum(momentum)
         torch.cuda.synchronize()
-        return graph
+        self.graph, self.recorded = graph, loss
 
     def begin_epoch(self) -> None:
         """Draw the order of the images, and move, mirror and turn them."""
         self.network.train()
+        self.record()
         seed = int(np.random.SeedSequence((self.setting.seed, self.epoch)).generate_state(1)[0])
         self.generator.manual_seed(seed)
         order = torch.randperm(len(self.images), generator=self.generator, device=self.device)[: len(self.epoch_images)]
@@ -369,10 +390,16 @@ class Run:
             "clean_last": last["clean"],
         }  # fmt: skip
 
+    def momentum(self) -> list[Tensor]:
+        return [self.optimizer.state[weight]["momentum_buffer"] for weight in self.network.parameters()]
+
+    def set_momentum(self, values: list[Tensor]) -> None:
+        for buffer, value in zip(self.momentum(), values, strict=True):
+            buffer.copy_(value)
+
     def save(self, path: Path) -> None:
         content = io.BytesIO()
-        momentum = [self.optimizer.state[weight]["momentum_buffer"] for weight in self.network.parameters()]
-        state = {"network": self.network.state_dict(), "momentum": momentum}
+        state = {"network": self.network.state_dict(), "momentum": self.momentum()}
         kept = {
             "identity": repr(self.identity()), "epoch": self.epoch, "seconds": self.seconds, "metrics": self.metrics,
             "state": state,
@@ -387,12 +414,7 @@ class Run:
             if kept["identity"] != repr(self.identity()):
                 raise BadCheckpoint(f"{path} belongs to another run; delete it, or choose another folder")
             self.network.load_state_dict(kept["state"]["network"])
-            for weight, old in zip(self.network.parameters(), kept["state"]["momentum"], strict=True):
-                state = self.optimizer.state[weight]
-                if "momentum_buffer" in state:
-                    state["momentum_buffer"].copy_(old)
-                else:
-                    state["momentum_buffer"] = old.clone()
+            self.set_momentum(kept["state"]["momentum"])
             self.epoch, self.seconds, self.metrics = kept["epoch"], kept["seconds"], kept["metrics"]
         except BadCheckpoint:
             raise

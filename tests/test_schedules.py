@@ -1,0 +1,58 @@
+"""Schedules of temperatures: where they begin, where they end, and what lies between."""
+
+import math
+
+import pytest
+
+from bitempered.checks import check_temperatures
+from bitempered.schedules import anneal
+
+
+def test_a_line_between_two_steps():
+    schedule = anneal((1, 1), (0.2, 1.5), begin=10, finish=50)
+    assert [schedule(step) for step in (-3, 0, 10)] == [(1, 1)] * 3
+    assert schedule(20) == pytest.approx((0.8, 1.125), rel=1e-15)
+    assert schedule(30) == pytest.approx((0.6, 1.25), rel=1e-15)
+    assert [schedule(step) for step in (50, 51, 1e9)] == [(0.2, 1.5)] * 3  # exactly, not up to rounding
+
+
+def test_half_a_cosine_starts_and_ends_slowly():
+    schedule = anneal((1, 1), (0, 2), begin=0, finish=1, shape="cosine")
+    for step in (0.1, 0.25, 0.5, 0.9):
+        assert schedule(step) == pytest.approx(
+            (math.cos(math.pi * step / 2) ** 2, 1 + math.sin(math.pi * step / 2) ** 2)
+        )
+    assert schedule(0) == (1, 1)
+    assert schedule(1) == (0, 2)
+
+
+def test_begin_equal_to_finish_is_a_jump():
+    schedule = anneal((1, 1), (0.5, 4), begin=7, finish=7)
+    assert schedule(6.999) == (1, 1)
+    assert schedule(7) == (0.5, 4)
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine"])
+@pytest.mark.parametrize("pairs", [((1, 1), (0, 0)), ((0.3, 0.3), (1.9999, 1.9999)), ((0.1, 0.1), (0.7, 0.7))])
+def test_every_pair_on_the_way_can_be_used(shape, pairs):
+    """Rounding must not push t1 over t2 where they are equal at both ends."""
+    schedule = anneal(*pairs, begin=0, finish=997, shape=shape)
+    for step in range(1000):
+        check_temperatures(*schedule(step))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"start": (1, 0.5)}, "t1 must not exceed t2"),
+        ({"end": (2, 3)}, r"t1 must be in \[0, 2\)"),
+        ({"end": (0.5, math.inf)}, "t2 must be a finite number"),
+        ({"begin": 5, "finish": 4}, "begin must not be after finish, got begin = 5 and finish = 4"),
+        ({"begin": math.nan}, "begin must be a finite number"),
+        ({"shape": "square"}, "shape must be one of linear, cosine, got 'square'"),
+    ],
+)
+def test_bad_schedules_are_refused_when_made(changes, message):
+    values = {"start": (1, 1), "end": (0.5, 2), "begin": 0, "finish": 1} | changes
+    with pytest.raises(ValueError, match=message):
+        anneal(values.pop("start"), values.pop("end"), **values)
