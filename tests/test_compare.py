@@ -379,6 +379,7 @@ def test_a_checkpoint_whose_rows_are_there_is_removed(tmp_path, monkeypatch, tra
 
 CTRL_C = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with it ignored
 
 def stop(*given, **options):
     os.kill(os.getpid(), signal.SIGINT)
