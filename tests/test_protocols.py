@@ -564,10 +564,13 @@ def test_a_damaged_checkpoint_is_refused(damage, saved, tmp_path):
     assert path.read_bytes() == content
 
 
-def test_the_committed_page_is_that_of_its_rows():
-    folder = Path(__file__).parents[1] / "results" / "protocol-a"
-    rows = read_rows(folder / "protocol-a.jsonl")
-    page = protocol_page.markdown(PROTOCOLS["a"], rows)
-    assert page == (folder / "protocol-a.md").read_text()
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_the_committed_page_is_that_of_its_rows(name):
+    folder = Path(__file__).parents[1] / "results" / f"protocol-{name}"
+    rows = read_rows(folder / f"protocol-{name}.jsonl")
+    page = protocol_page.markdown(PROTOCOLS[name], rows)
+    assert page == (folder / f"protocol-{name}.md").read_text()
     (logistic,) = [row for row in rows if row["loss"] == "logistic"]
     assert f"| 40% | logistic | {100 * logistic['test_last']:.2f} | {100 * logistic['test_best']:.2f} | 1 |" in page
+    annealed = any(row["schedule"] == [5, 40] for row in rows)
+    assert (", from (1, 1) over epochs 5 to 40" in page) == annealed
