@@ -540,7 +540,7 @@ int bitempered_loss(const float *logits, int64_t stride, const int64_t *target, 
     Job job = {.logits = logits, .stride = stride, .target = target, .weight = weight, .n = n, .k = k, .t1 = t1,
                .t2 = t2, .s = t2 - 1, .smoothing = smoothing, .ignore_index = ignore_index,
                .losses = malloc((n + 1) * sizeof(double)), .gradient = gradient,
-               .scale = reduction == MEAN ? 1 / weights : 1};
+               .scale = reduction != MEAN ? 1 : weights > 0 ? 1 / weights : 0}; /* a mean of nothing has no gradient */
     if (smoothing > 0) job.z = aligned_alloc(sizeof(vd), 6 * block_length(k) * sizeof(vd));
     job.out_of_memory = !job.losses || (smoothing > 0 && !job.z);
     if (job.z && !job.out_of_memory) spread_label(&job);
@@ -553,7 +553,7 @@ int bitempered_loss(const float *logits, int64_t stride, const int64_t *target, 
             sum += job.losses[i];
             if (reduction == NONE) out[i] = (float)job.losses[i];
         }
-        if (reduction != NONE) *out = (float)(reduction == MEAN ? sum / weights : sum);
+        if (reduction != NONE) *out = (float)(reduction == SUM ? sum : weights == 0 ? NAN : sum / weights);
     }
     free(job.losses);
     free(job.z);
