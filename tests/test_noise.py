@@ -188,6 +188,8 @@ def test_from_file_refuses_what_does_not_fit(tmp_path):
         ({"noisy_label": clean[:2], "clean_label": clean}, r"shape \(3,\) as the labels, got int64 of shape \(2,\)"),
         ({"noisy_label": clean / 2, "clean_label": clean}, "noisy_label must be integers"),
         ({"noisy_label": clean, "clean_label": clean[::-1]}, "same order"),
+        ({"noisy_label": clean + 200, "clean_label": clean}, "classes from 0 to 2, got 200 to 202"),
+        ({"noisy_label": clean - 1, "clean_label": clean}, "classes from 0 to 2, got -1 to 1"),
         ({"noisy_label": np.array([print, 1, 2], dtype=object), "clean_label": clean}, "not an .npz file of plain"),
     ]
     for content, message in cases:

@@ -151,6 +151,10 @@ def from_file(labels: np.ndarray, path: str | Path) -> np.ndarray:
         )
     if not np.array_equal(clean, labels):
         raise ValueError(f"{path}: clean_label differs from the labels given; are the examples in the same order?")
+    if labels.size and not (noisy.min() >= 0 and noisy.max() <= labels.max()):
+        raise ValueError(
+            f"{path}: noisy_label must hold classes from 0 to {labels.max()}, got {noisy.min()} to {noisy.max()}"
+        )
     return noisy.astype(labels.dtype)
 
 
