@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bitempered.torch.autograd import target_weights
+from bitempered.kernels.targets import target_weights
 
 LOG2E = tl.constexpr(math.log2(math.e))
 LOG2E_LOST = tl.constexpr(1.3349e-8)  # relative to LOG2E, when it becomes float32

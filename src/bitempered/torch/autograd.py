@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bitempered import core
 from bitempered.kernels import cpu, hooks
+from bitempered.kernels.targets import target_weights
 
 xp = SimpleNamespace(
     exp=torch.exp,
@@ -307,12 +308,6 @@ def _partials(ctx: Any, for_target: bool) -> tuple[Tensor, Tensor, Tensor | None
     loss_by_z = core.loss(q, log_p, t1, log_y=_log_share(q, y, weight, total), axis=axis, xp=xp) + by_q - mean
     loss_by_y = (1 - label_smoothing) * (loss_by_z if weight is None else loss_by_z * weight)
     return loss_by_a, m_by_a, torch.where(total == 0, 0.0, loss_by_y)
-
-
-def target_weights(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    """By whose sum a mean over class indices divides: the weights of the targets, 0 where they are ignored."""
-    kept = target != ignore_index
-    return kept if weight is None else torch.where(kept, weight.to(dtype)[torch.where(kept, target, 0)], 0.0)
 
 
 def mean_divisor(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

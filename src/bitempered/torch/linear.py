@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from bitempered import kernels
 from bitempered.checks import check_number, check_temperatures
-from bitempered.torch.autograd import compute_dtype, mean_divisor, target_weights, triton_kernels
+from bitempered.kernels.targets import target_weights
+from bitempered.torch.autograd import compute_dtype, mean_divisor, triton_kernels
 from bitempered.torch.functional import (
     check_class_weight,
     check_classes,
