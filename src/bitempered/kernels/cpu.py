@@ -32,6 +32,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bitempered.kernels.targets import bad_index
+
 _SOURCES = [Path(__file__).with_name(name) for name in ("cpu.c", "vectors.h")]
 _FLAGS = [
     *("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"),
@@ -42,6 +44,7 @@ _VECTORS = {"AVX2": ["-mavx2", "-mfma"], "AVX512": ["-mavx2", "-mfma"]}
 _TIME_LIMIT = 120  # seconds, of which a compiler needs 2 to 10
 
 _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
+_BAD_INDEX, _OUT_OF_MEMORY = 1, 2  # what bitempered_loss returns where it has no loss
 
 
 class Unavailable(Exception):
@@ -186,8 +189,8 @@ def loss(
 ) -> Tensor:
     """The loss of logits (N, C) with class indices (N,).
 
-    The options are t1, t2, the class axis (1), label_smoothing, ignore_index and reduction. IndexError where an index
-    is neither a class nor ignore_index.
+    The options are t1, t2, the class axis (1), label_smoothing, ignore_index and reduction. Raises IndexError if an
+    index is neither a class nor ignore_index.
     """
     return _run(logits, target, weight, options, None).to(dtype)
 
@@ -244,9 +247,9 @@ def _run(
         *(t1, t2, label_smoothing, ignore_index, _REDUCTIONS[reduction], out.data_ptr(), _address(gradient)),
         *(_parallel(), torch.get_num_threads()),
     )
-    if status == 1:
-        raise IndexError
-    if status == 2:
+    if status == _BAD_INDEX:
+        raise bad_index(target, classes, ignore_index)
+    if status == _OUT_OF_MEMORY:
         raise MemoryError(f"no memory for a row of {classes} classes in each of {torch.get_num_threads()} threads")
     return out
 

@@ -357,8 +357,7 @@ def loss_per_example(
 def fused_loss(
     kernel: str, logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype
 ) -> Tensor:
-    """The reduced loss from a kernel. It looks at class indices and probabilities itself: "cpu" raises IndexError where
-    one is wrong, "triton" asserts on the device."""
+    """The reduced loss. The kernel checks the target's values: "cpu" raises, "triton" asserts on the device."""
     if torch.compiler.is_compiling():
         import bitempered.kernels.triton  # noqa: F401 (registers the operator)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bitempered import core, kernels
 from bitempered.checks import check_temperature, check_temperatures
+from bitempered.kernels.targets import bad_index, value_range
 from bitempered.torch.autograd import (
     compute_dtype,
     device_softmax,
@@ -179,14 +180,11 @@ def class_loss(
     target, options = _options(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing)
     dtype = dtype or result_dtype(logits)
     kernel = kernels.choose(logits, target, options[2])
-    if kernel == "triton":
+    if kernel == "triton":  # it asserts values on the device
         return fused_loss(kernel, logits, target, weight, options, dtype)
     check_not_negative(weight, "weight")
-    if kernel == "cpu":
-        try:
-            return fused_loss(kernel, logits, target, weight, options, dtype)
-        except IndexError:  # the kernel looks at the indices itself; what is wrong with them is said below
-            pass
+    if kernel == "cpu":  # it checks class indices itself
+        return fused_loss(kernel, logits, target, weight, options, dtype)
     t1, t2, axis, label_smoothing, *_ = options
     _check_target_values(target, logits.shape[axis], axis, ignore_index)
     losses = loss_per_example(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
@@ -286,7 +284,7 @@ def bi_tempered_binary_logistic_loss(
     _check_values(
         target,
         lambda: (target >= 0) & (target <= 1),
-        lambda: ValueError(f"target must be probabilities in [0, 1], got {_range(target)}"),
+        lambda: ValueError(f"target must be probabilities in [0, 1], got {value_range(target)}"),
     )
     kernels.choose(logits, target, None)  # raises where a kernel is forced: none computes this loss
     if pos_weight is not None:
@@ -461,10 +459,7 @@ def _check_target_values(target: Tensor, classes: int, axis: int, ignore_index: 
         _check_values(
             target,
             lambda: ((target >= 0) & (target < classes)) | (target == ignore_index),
-            lambda: IndexError(
-                f"target must hold class indices from 0 to {classes - 1} or ignore_index ({ignore_index}),"
-                f" got {_range(target[target != ignore_index])}"
-            ),
+            lambda: bad_index(target, classes, ignore_index),
         )
         return
     tolerance = 1e-3 if target.dtype in (torch.float32, torch.float64) else 1e-2
@@ -473,7 +468,7 @@ def _check_target_values(target: Tensor, classes: int, axis: int, ignore_index: 
         lambda: (target >= 0).all(axis) & ((target.to(compute_dtype(target.dtype)).sum(axis) - 1).abs() <= tolerance),
         lambda: ValueError(
             f"target must hold probabilities in [0, 1] that sum to 1 within {tolerance} over the classes,"
-            f" got {_range(target)} and sums {_range(target.to(compute_dtype(target.dtype)).sum(axis))}"
+            f" got {value_range(target)} and sums {value_range(target.to(compute_dtype(target.dtype)).sum(axis))}"
         ),
     )
 
@@ -500,10 +495,6 @@ def _holds(x: Tensor, claim: Callable[[], Tensor]) -> bool:
     except RuntimeError:  # vmap and tracing refuse to look at a value
         pass
     return True
-
-
-def _range(x: Tensor) -> str:
-    return f"values from {x.min().item():g} to {x.max().item():g}"
 
 
 def _broadcasts(x: Tensor, to: Tensor) -> bool:
