@@ -18,6 +18,7 @@ from triton.runtime import interpreter
 
 from bitempered import kernels
 from bitempered.kernels import triton
+from bitempered.kernels.memo import Memo
 from bitempered.torch import (
     bi_tempered_logistic_loss,
     linear,
@@ -650,8 +651,8 @@ def test_a_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, rows,
     monkeypatch.setattr(triton, "_DIRECT", True)
     monkeypatch.setattr(triton, "_loss", Compiled(triton._loss, launches))
     monkeypatch.setattr(triton, "_divisor", Compiled(triton._divisor, counts))
-    monkeypatch.setattr(triton, "_plans", {})
-    monkeypatch.setattr(triton, "_launched", {})
+    monkeypatch.setattr(triton, "_plans", Memo())
+    monkeypatch.setattr(triton, "_launched", Memo())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # what a CPU tensor calls its device
     logits, target = torch.randn(rows, classes), torch.arange(rows) % classes
     # The same memory for whatever a call allocates, so that its launches can be compared.

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bitempered.kernels.memo import Memo
 from bitempered.kernels.targets import target_weights
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -1001,7 +1002,7 @@ def _tiles(rows: int, geometry: dict[str, Any]) -> int:
     return -(-rows // int(geometry["ROWS"]))
 
 
-_launched: dict[Any, Any] = {}
+_launched = Memo()
 
 
 def _launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Any:
@@ -1026,14 +1027,7 @@ def _launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: d
         return found
     launch = kernel[(programs,)](*arguments, **constants)[programs, 1, 1]
     rest = [constants[name] for name in kernel.arg_names[len(arguments) :]]
-    return _keep(_launched, key, (launch, rest))
-
-
-def _keep(cache: dict[Any, Any], key: Any, value: Any) -> Any:
-    if len(cache) >= 4096:  # of so many shapes
-        cache.clear()
-    cache[key] = value
-    return value
+    return _launched.keep(key, (launch, rest))
 
 
 def _on(x: Tensor) -> AbstractContextManager[Any]:
@@ -1054,7 +1048,7 @@ def loss_and_gradient(
     return _planned(logits, target, weight, options, dtype, made), made
 
 
-_plans: dict[Any, Any] = {}
+_plans = Memo()
 
 
 def _planned(
@@ -1192,7 +1186,7 @@ def _run(
                 launch, rest = found
                 pattern = losses.new_empty(()).expand(losses.shape)
                 pattern.untyped_storage().resize_(0)  # a shape, dtype and device, but no memory of a graph's pool
-                _keep(_plans, key, (launch, pattern, strides, into_strides, (*arguments[14:], *rest), count))
+                _plans.keep(key, (launch, pattern, strides, into_strides, (*arguments[14:], *rest), count))
         else:
             y, y_strides = (labels, (0, 0, 0)) if indices else _cube(target, axis)[::3]
             for name in ("SHIFT", "Q", "R", "E"):

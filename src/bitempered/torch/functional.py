@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bitempered import core, kernels
 from bitempered.checks import check_temperature, check_temperatures
+from bitempered.kernels.memo import Memo
 from bitempered.kernels.targets import bad_index, value_range
 from bitempered.torch.autograd import (
     compute_dtype,
@@ -192,7 +193,7 @@ def class_loss(
 
 
 _Options = tuple[float, float, int, float, int, str]  # t1, t2, the class axis, smoothing, ignore_index, reduction
-_known: dict[Any, _Options] = {}
+_checked = Memo()
 
 
 def _options(
@@ -218,7 +219,7 @@ def _options(
                 t1, t2, ignore_index, reduction, label_smoothing,
                 type(t1), type(t2), type(ignore_index), type(label_smoothing),  # 1.0 equals 1, and may not be allowed
             )  # fmt: skip
-            found = _known.get(key)
+            found = _checked.get(key)
             if found is not None:
                 return _as_target(target), found
         except (AttributeError, TypeError):  # no tensors, or nothing to look up by: the checks below say what is wrong
@@ -227,9 +228,7 @@ def _options(
     target, axis = _check_arguments(logits, target, weight, ignore_index, reduction, label_smoothing)
     options = t1, t2, axis, float(label_smoothing), ignore_index, reduction
     if key is not None:
-        if len(_known) >= 4096:  # of so many shapes
-            _known.clear()
-        _known[key] = options
+        _checked.keep(key, options)
     return target, options
 
 
