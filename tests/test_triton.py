@@ -19,6 +19,7 @@ from triton.runtime import interpreter
 from bitempered import kernels
 from bitempered.kernels import triton
 from bitempered.kernels.memo import Memo
+from bitempered.kernels.options import LossOptions
 from bitempered.torch import (
     bi_tempered_logistic_loss,
     linear,
@@ -249,7 +250,7 @@ def test_classes_that_are_more_than_two_to_the_31_numbers_away(monkeypatch, tmp_
     far = far.as_strided((4, classes), (1, stride))
     far.copy_(torch.randn(4, classes, generator=torch.Generator().manual_seed(0)))
     logits, target = far.clone(), torch.tensor([39, 3, 33, 35])
-    triton.chunk_loss(far, target, None, (0.8, 1.0, 1, 0.0, -100, "sum"), None, None, True, None)
+    triton.chunk_loss(far, target, None, LossOptions(0.8, 1.0, 1, 0.0, -100, "sum"), None, None, True, None)
     _, want = exact(logits, target, 0.8, 1.0, reduction="sum")
     assert (far - want).norm() <= 1e-2 * want.norm()
 
@@ -671,7 +672,7 @@ def test_a_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, rows,
         return buffers[pattern.shape]
 
     monkeypatch.setattr(torch, "empty_like", empty_like)
-    options = (0.8, 1.2, 1, 0.0, -100, reduction)
+    options = LossOptions(0.8, 1.2, 1, 0.0, -100, reduction)
     for kernel in (triton.loss_and_gradient, triton.loss):
         launches.clear()
         counts.clear()

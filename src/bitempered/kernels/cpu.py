@@ -32,6 +32,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import bad_index
 
 _SOURCES = [Path(__file__).with_name(name) for name in ("cpu.c", "vectors.h")]
@@ -184,26 +185,22 @@ def loss(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    options: tuple[float, float, int, float, int, str],
+    options: LossOptions,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The loss of logits (N, C) with class indices (N,).
-
-    The options are t1, t2, the class axis (1), label_smoothing, ignore_index and reduction. Raises IndexError if an
-    index is neither a class nor ignore_index.
-    """
-    return _run(logits, target, weight, options, None).to(dtype)
+    """The loss of logits (N, C) with class indices (N,). Raises IndexError for one that is no class."""
+    return _call(logits, target, weight, options, None).to(dtype)
 
 
 def loss_and_gradient(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    options: tuple[float, float, int, float, int, str],
+    options: LossOptions,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     made = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    return _run(logits, target, weight, options, made).to(dtype), made
+    return _call(logits, target, weight, options, made).to(dtype), made
 
 
 def gradient(
@@ -211,7 +208,7 @@ def gradient(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    options: tuple[float, float, int, float, int, str],
+    options: LossOptions,
 ) -> Tensor:
     """The gradient of sum(g * loss) in the logits."""
     return scale_(loss_and_gradient(logits, target, weight, options, torch.float32)[1], g, 1)
@@ -224,11 +221,11 @@ def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
     return gradient
 
 
-def _run(
+def _call(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    options: tuple[float, float, int, float, int, str],
+    options: LossOptions,
     gradient: Tensor | None,
 ) -> Tensor:
     t1, t2, _, label_smoothing, ignore_index, reduction = options

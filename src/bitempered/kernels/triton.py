@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bitempered.kernels.memo import Memo
+from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import target_weights
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -1036,15 +1037,15 @@ def _on(x: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device)
 
 
-def loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
-    """The loss in `dtype`. The options are t1, t2, the class axis, label_smoothing, ignore_index and reduction."""
+def loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype) -> Tensor:
+    """The loss in `dtype`."""
     return _planned(logits, target, weight, options, dtype, None)
 
 
 def loss_and_gradient(
-    logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype
+    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    made = _like(logits, options[2])
+    made = _like(logits, options.axis)
     return _planned(logits, target, weight, options, dtype, made), made
 
 
@@ -1055,7 +1056,7 @@ def _planned(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    options: tuple[Any, ...],
+    options: LossOptions,
     dtype: torch.dtype,
     gradient: Tensor | None,
 ) -> Tensor:
@@ -1081,11 +1082,11 @@ def _planned(
                 count[0](labels, None, total, rest[2], *rest[4:6], *count[1])
             # Addresses, since Triton would ask every tensor for its own.
             launch(x, *strides, into, *into_strides, labels, None, None, 0, losses.data_ptr(), total, *rest)
-            return _finish(losses, options[-1] != "none", dtype)
+            return _finish(losses, options.reduction != "none", dtype)
     return _run(logits, target, weight, options, dtype, gradient, None, key=key)
 
 
-def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...]) -> Tensor:
+def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
     """The gradient of sum(g * loss) in the logits, contiguous."""
     made = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     _run(logits, target, weight, options, None, made, g)
@@ -1096,7 +1097,7 @@ def chunk_loss(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    options: tuple[Any, ...],
+    options: LossOptions,
     divisor: Tensor | None,
     g: Tensor | None,
     with_gradient: bool,
@@ -1128,7 +1129,7 @@ def _run(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    options: tuple[Any, ...],
+    options: LossOptions,
     dtype: torch.dtype | None,
     gradient: Tensor | None,
     g: Tensor | None,
@@ -1278,7 +1279,8 @@ _WHAT = {"probabilities": 0, "logarithms": 1, "partition": 2}
 )
 def loss_operator(logits: Tensor, target: Tensor, weight: Tensor | None, *options: Any) -> Tensor:
     """`loss` as torch.compile calls it, without looking inside."""
-    return loss(logits, target, weight, options[:-1], options[-1])
+    *values, dtype = options
+    return loss(logits, target, weight, LossOptions(*values), dtype)
 
 
 @torch.library.custom_op(
@@ -1288,12 +1290,13 @@ def loss_operator(logits: Tensor, target: Tensor, weight: Tensor | None, *option
     " float label_smoothing, int ignore_index, str reduction) -> Tensor",
 )
 def gradient_operator(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, *options: Any) -> Tensor:
-    return gradient(g, logits, target, weight, options)
+    return gradient(g, logits, target, weight, LossOptions(*options))
 
 
 @loss_operator.register_fake
 def _(logits: Tensor, target: Tensor, weight: Tensor | None, *options: Any) -> Tensor:
-    axis, reduction, dtype = options[2], options[5], options[6]
+    *values, dtype = options
+    _, _, axis, _, _, reduction = LossOptions(*values)
     rows = logits.shape[:axis] + logits.shape[axis + 1 :]
     return logits.new_empty(rows if reduction == "none" else (), dtype=dtype)
 
@@ -1304,12 +1307,14 @@ def _(g: Tensor, logits: Tensor, *_: Any) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:3])
-    ctx.options = inputs[3:9]
+    logits, target, weight, *values, _ = inputs
+    ctx.save_for_backward(logits, target, weight)
+    ctx.options = LossOptions(*values)
 
 
 def _backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-    return gradient_operator(g, *ctx.saved_tensors, *ctx.options), *[None] * 9
+    none = [None] * (3 + len(ctx.options))  # for the target, the weight, the options and the dtype
+    return gradient_operator(g, *ctx.saved_tensors, *ctx.options), *none
 
 
 loss_operator.register_autograd(_backward, setup_context=_save)

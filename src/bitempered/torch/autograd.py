@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bitempered import core
 from bitempered.kernels import cpu, hooks
+from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import target_weights
 
 xp = SimpleNamespace(
@@ -158,16 +159,24 @@ class _LossForwardMode(_Loss):
 
 
 class _FusedLoss(torch.autograd.Function):
-    """(logits, target, class weights, (options, dtype, kernel)) -> the reduced loss.
+    """(logits, target, class weights, options, dtype, kernel) -> the reduced loss.
 
-    The options are t1, t2, axis, smoothing, ignore_index and reduction. The kernel leaves the gradient in forward. The
-    first backward gives it away; another computes it anew. In float16 every backward does: what a mean divides would
-    have vanished before a loss scale multiplied it.
+    Forward computes the gradient as well, and the first backward returns that very tensor; a later one computes it
+    again. In float16 every backward computes it: divided by a mean's count it would vanish before a loss scale could
+    multiply it.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, how: tuple[Any, ...]) -> Tensor:
-        ctx.how = options, dtype, kernel = how
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        options: LossOptions,
+        dtype: torch.dtype,
+        kernel: Any,
+    ) -> Tensor:
+        ctx.options, ctx.kernel = options, kernel
         ctx.save_for_backward(logits, target, weight)
         if logits.dtype == torch.float16:
             return kernel.loss(logits, target, weight, options, dtype)
@@ -176,16 +185,16 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        options, _, kernel = ctx.how
-        axis = options[2]
+        options, kernel = ctx.options, ctx.kernel
         if torch.is_grad_enabled() or not _has_memory(g):
-            logits, *_ = ctx.saved_tensors
-            rows = g.unsqueeze(axis) if options[-1] == "none" else g
-            return (rows * _reduced_partials(ctx)).to(logits.dtype), None, None, None
+            logits, target, weight = ctx.saved_tensors
+            rows = g.unsqueeze(options.axis) if options.reduction == "none" else g
+            grad = (rows * _gradient_by_core(logits, target, weight, options)).to(logits.dtype)
+            return grad, None, None, None, None, None
         gradient = vars(ctx).pop("gradient", None)
         if gradient is None:
-            return kernel.gradient(g, *ctx.saved_tensors, options), None, None, None
-        return kernel.scale_(gradient, g, axis), None, None, None
+            return kernel.gradient(g, *ctx.saved_tensors, options), None, None, None, None, None
+        return kernel.scale_(gradient, g, options.axis), None, None, None, None, None
 
 
 # Without what Function.apply does for the transforms of torch.func, under which kernels are not chosen: a small loss
@@ -207,17 +216,15 @@ def _has_memory(x: Tensor) -> bool:
         return False
 
 
-def _reduced_partials(ctx: Any) -> Tensor:
-    """The gradient of a _FusedLoss by core, in operations that can be differentiated and mapped."""
-    *options, reduction = ctx.how[0]
-    logits, target, weight = ctx.saved_tensors
-    _, m = _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options)
-    by_a = _partials(SimpleNamespace(saved_tensors=(logits, target, weight, m), options=options), False)[0]
+def _gradient_by_core(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
+    """The gradient of a _FusedLoss, in operations that can be differentiated and mapped."""
+    t1, t2, axis, label_smoothing, ignore_index, reduction = options
+    by_a = gradient_per_example(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
     if reduction != "mean":
         return by_a
     if target.is_floating_point():
-        return by_a / m.numel()
-    divisor, empty = mean_divisor(target, weight, options[-1], by_a.dtype)
+        return by_a / (logits.numel() // logits.shape[axis])
+    divisor, empty = mean_divisor(target, weight, ignore_index, by_a.dtype)
     return torch.where(empty, 0.0, by_a / divisor)
 
 
@@ -354,8 +361,24 @@ def loss_per_example(
     return rows.squeeze(-1 if axis is None else axis)
 
 
+def gradient_per_example(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    t1: float,
+    t2: float,
+    axis: int,
+    label_smoothing: float,
+    ignore_index: int,
+) -> Tensor:
+    """The gradient of each example's loss in its logits, in operations that can be differentiated and mapped."""
+    options = t1, t2, axis, label_smoothing, ignore_index
+    _, m = _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options)
+    return _partials(SimpleNamespace(saved_tensors=(logits, target, weight, m), options=options), False)[0]
+
+
 def fused_loss(
-    kernel: str, logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype
+    kernel: str, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
 ) -> Tensor:
     """The reduced loss. The kernel checks the target's values: "cpu" raises, "triton" asserts on the device."""
     if torch.compiler.is_compiling():
@@ -364,7 +387,7 @@ def fused_loss(
         return torch.ops.bitempered.loss.default(logits, target, weight, *options, dtype)
     module = cpu if kernel == "cpu" else triton_kernels()
     if logits.requires_grad and torch.is_grad_enabled():
-        return _apply_fused_loss(logits, target, weight, (options, dtype, module))
+        return _apply_fused_loss(logits, target, weight, options, dtype, module)
     return module.loss(logits, target, weight, options, dtype)
 
 

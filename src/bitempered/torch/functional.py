@@ -11,6 +11,7 @@ from torch import Tensor
 from bitempered import core, kernels
 from bitempered.checks import check_temperature, check_temperatures
 from bitempered.kernels.memo import Memo
+from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import bad_index, value_range
 from bitempered.torch.autograd import (
     compute_dtype,
@@ -180,19 +181,18 @@ def class_loss(
     """`bi_tempered_logistic_loss`, in `dtype` if one is given."""
     target, options = _options(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing)
     dtype = dtype or result_dtype(logits)
-    kernel = kernels.choose(logits, target, options[2])
+    kernel = kernels.choose(logits, target, options.axis)
     if kernel == "triton":  # it asserts values on the device
         return fused_loss(kernel, logits, target, weight, options, dtype)
     check_not_negative(weight, "weight")
     if kernel == "cpu":  # it checks class indices itself
         return fused_loss(kernel, logits, target, weight, options, dtype)
-    t1, t2, axis, label_smoothing, *_ = options
+    t1, t2, axis, label_smoothing, ignore_index, reduction = options
     _check_target_values(target, logits.shape[axis], axis, ignore_index)
     losses = loss_per_example(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
     return reduce_classes(losses, target, weight, ignore_index, reduction).to(dtype)
 
 
-_Options = tuple[float, float, int, float, int, str]  # t1, t2, the class axis, smoothing, ignore_index, reduction
 _checked = Memo()
 
 
@@ -205,7 +205,7 @@ def _options(
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
-) -> tuple[Tensor, _Options]:
+) -> tuple[Tensor, LossOptions]:
     """Raises where arguments do not fit, but for the target's values; the target (indices as int64) and the options.
 
     Arguments like those of an earlier call fit as they did: a training loop asks the same thousands of times.
@@ -226,7 +226,7 @@ def _options(
             key = None
     t1, t2 = check_temperatures(t1, t2)
     target, axis = _check_arguments(logits, target, weight, ignore_index, reduction, label_smoothing)
-    options = t1, t2, axis, float(label_smoothing), ignore_index, reduction
+    options = LossOptions(t1, t2, axis, float(label_smoothing), ignore_index, reduction)
     if key is not None:
         _checked.keep(key, options)
     return target, options
