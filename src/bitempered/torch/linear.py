@@ -20,15 +20,11 @@ from bitempered import kernels
 from bitempered.checks import check_number, check_temperatures
 from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import target_weights
-from bitempered.torch.autograd import compute_dtype, mean_divisor, triton_kernels
-from bitempered.torch.functional import (
-    check_class_weight,
-    check_classes,
-    check_options,
-    check_reduction,
-    class_loss,
-    result_dtype,
-)
+from bitempered.torch.autograd import compute_dtype
+from bitempered.torch.checks import check_class_arguments, check_class_weight, check_options, check_reduction
+from bitempered.torch.functional import class_loss, result_dtype
+from bitempered.torch.fused import triton_kernels
+from bitempered.torch.reductions import mean_divisor
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -215,7 +211,7 @@ def _by_triton(hidden: Tensor, weight: Tensor, target: Tensor, options: _LayerOp
     """Whether `_device_chunks` can compute this. Everything else is for `_chunks`."""
     _, _, axis, label_smoothing, ignore_index, reduction = options.loss
     logits, some = hidden.detach().new_empty((0, len(weight))), target[:0]  # like a chunk, but without rows
-    check_classes(logits, some, options.class_weight, ignore_index, reduction, label_smoothing)
+    check_class_arguments(logits, some, options.class_weight, ignore_index, reduction, label_smoothing)
     plain = len(hidden) > 0 and not target.is_floating_point() and label_smoothing == 0 and options.softcap is None
     return plain and kernels.choose(logits, some, axis) == "triton"
 
