@@ -586,7 +586,7 @@ def test_what_is_forced_and_cannot_be_done_raises():
         tempered_softmax(logits, 1.2)
     with kernels.use("triton"), pytest.raises(RuntimeError, match="it needs logits on a CUDA device, got cpu"):
         linear_bi_tempered_logistic_loss(logits, logits, target, 0.8, 1.2)
-    with pytest.raises(ValueError, match="there is no kernel 'cuda'; there is: core, triton"), kernels.use("cuda"):
+    with pytest.raises(ValueError, match="unknown kernel 'cuda': choose from core, triton, cpu"), kernels.use("cuda"):
         pass
     with kernels.use("core"):
         assert kernels.choose(logits, target, 1) == "core"
