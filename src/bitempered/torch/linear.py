@@ -1,12 +1,12 @@
 """The loss of the logits of a last linear layer, without ever holding all of them.
 
 A model with many classes spends most of its memory on logits and their gradient. Here rows of the hidden layer go
-through the linear layer and the loss a chunk at a time, and what remains of a chunk is its loss and its share of the
+through the linear layer and the loss a chunk at a time. All that remains of a chunk is its loss and its share of the
 gradients of the layer's input, weight and bias.
 
-A sum of shares of the weight's gradient must be kept in float32, twice the size of a half-precision weight. On a GPU
-there is none: what remains of a row are eight numbers that give the gradient of any class from its logit, and the
-weight's gradient is computed a chunk of classes at a time, each in one product over all rows.
+The sum of those shares of the weight's gradient must be in float32, twice the size of a half-precision weight. On a GPU
+there is no such sum: eight numbers of each row give the gradient of any class from its logit, and the weight's gradient
+is computed a chunk of classes at a time, each in one product over all rows.
 """
 
 import math
@@ -285,17 +285,17 @@ def _product(a: Tensor, b: Tensor, divisor: int, out: Tensor) -> None:
 
 
 def _buffer(like: Tensor, rows: int, classes: int) -> Tensor:
-    """Rows that all start where matrix products like them to: at a multiple of 16 bytes."""
+    """An empty matrix whose rows start at multiples of 16 bytes, which makes matrix products fast."""
     return like.new_empty((rows, -(-classes // 8) * 8))
 
 
 def _even(n: int, most: int, multiple: int) -> int:
-    """The size of the fewest chunks of at most about `most`, a multiple, such that the last one is not much smaller."""
+    """A chunk size of at most about `most`, a multiple of `multiple`, with few chunks and the last not much smaller."""
     return -(-n // (-(-n // most) * multiple)) * multiple
 
 
 def _classes_per_chunk(rows: int, classes: int, features: int) -> int:
-    """So many that their logits are about as large as the hidden layer, or as a sixteenth of the weight."""
+    """As many as have logits about as large as the hidden layer, or as a sixteenth of the weight."""
     return max(256, features, classes * features // (16 * rows))
 
 
@@ -362,7 +362,7 @@ def _capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 def _rows_per_chunk(rows: int, classes: int, features: int) -> int:
-    """So many that their logits are about as large as the hidden layer; 256 at least, to keep matrix products large."""
+    """As many as have logits about as large as the hidden layer; at least 256, to keep matrix products large."""
     return max(256, rows * features // classes)
 
 

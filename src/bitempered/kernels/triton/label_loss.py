@@ -10,7 +10,7 @@ from bitempered.kernels.triton.tiles import any_row, load, program_rows, store, 
 
 @triton.jit
 def _count(target_ptr, weight_ptr, n_rows, n_classes, ignore_index, WEIGHTED: tl.constexpr, COUNT: tl.constexpr):
-    """The weights of all targets, summed; COUNT of them are looked at together."""
+    """The sum of the weights of all targets, read COUNT at a time."""
     total = tl.zeros((COUNT,), tl.float32)
     for at in tl.range(0, n_rows, COUNT):
         row = at + tl.arange(0, COUNT)
@@ -42,9 +42,11 @@ def loss_kernel(
     SCALED: tl.constexpr, COUNTED: tl.constexpr, WITH_STATE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
-    """The loss of class indices, per row or summed over the rows of a program, and its gradient: both weighted and, for
-    a MEAN, divided by the divisor; the gradient also, where it is SCALED, multiplied by g. The gradient may take the
-    place of the logits; the state of a row is what `class_gradients_kernel` needs."""
+    """The loss of class indices, per row or summed over the rows of a program, and its gradient.
+
+    Both are weighted and, for a MEAN, divided by the divisor. A SCALED gradient is also multiplied by g. The gradient
+    may overwrite the logits. The state of a row is what `class_gradients_kernel` needs.
+    """
     outer, inner, row_in, row = program_rows(n_inner, ROWS)
     base = logits_ptr + outer * outer_stride + inner * inner_stride
     label = tl.load(target_ptr + row, mask=row_in, other=0).to(tl.int64)
@@ -109,7 +111,7 @@ def loss_kernel(
         c1, c2 = factor * power, share * (pull - push)
         columns = tile_columns(COLUMNS, VECTOR)
         grad_base = grad_ptr + outer * grad_outer + inner * grad_inner
-        # Backwards, since of a long row what was read last is still in the cache.
+        # Backwards, since the end of a long row was read last and is still in the cache.
         last = tl.multiple_of((n_classes - 1) // COLUMNS * COLUMNS, 16)
         begin = 0
         if not (SINGLE or WITH_STATE):
@@ -161,11 +163,11 @@ def class_gradients_kernel(
     KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """The gradient that `loss_kernel` wrote, of the classes from `first` on, in the place of logits computed once more.
+    """Overwrite logits that were computed again, of the classes from `first` on, with the gradient of `loss_kernel`.
 
-    Another matrix product may round a logit to its neighbour. That moves the gradient of its class by as much as
-    rounding does, but for a class with most of the mass, where terms cancel, and above the largest logit, where a power
-    may have no value. So the label and the largest class are known by their numbers, and the largest logit is kept.
+    Another matrix product may round a logit to its neighbour. For most classes that is just one more rounding of the
+    gradient. But for a class with most of the mass terms cancel, and above the largest logit a power may have no value.
+    So the state has the number of the largest class and the largest logit, and the label is known by its number.
     """
     _, _, row_in, row = program_rows(n_rows, ROWS)
     base = logits_ptr + row * row_stride

@@ -68,7 +68,7 @@ def _compute_as_planned(
                 divisor = torch.empty((), dtype=torch.float32, device=logits.device)
                 total = divisor.data_ptr()
                 count[0](labels, None, total, rest[2], *rest[4:6], *count[1])
-            # Addresses, since Triton would ask every tensor for its own.
+            # Addresses: Triton would ask every tensor for its own, which takes time.
             launch(x, *strides, into, *into_strides, labels, None, None, 0, losses.data_ptr(), total, *rest)
             return _finish(losses, options.reduction != "none", dtype)
     return _compute(logits, target, weight, options, dtype, gradient, None, key=key)
@@ -91,16 +91,16 @@ def chunk_loss(
     with_gradient: bool,
     state: Tensor | None,
 ) -> Tensor:
-    """The loss of some rows of class indices, a mean being over `divisor`; in float32.
+    """The loss of a chunk of rows of class indices, in float32. A mean divides by `divisor`.
 
-    The gradient, multiplied by g, takes the place of the logits; `class_gradients_` needs the state, (8, rows).
+    The gradient, multiplied by g, overwrites the logits. `class_gradients_` needs the state, (8, rows).
     """
     into = logits if with_gradient else None
     return _compute(logits, target, weight, options, torch.float32, into, g, divisor, state)
 
 
 def class_gradients_(logits: Tensor, target: Tensor, state: Tensor, first: int, t1: float, t2: float) -> None:
-    """Put the gradient in the place of logits computed once more, those of the classes from `first` on."""
+    """Overwrite logits that were computed again, of the classes from `first` on, with the gradient."""
     rows, classes = logits.shape
     temperature = temperature_constants(t1, t2)
     tile = dict(tile_for(classes, rows, (logits, (0, logits.stride(0), logits.stride(1)))))
@@ -175,7 +175,7 @@ def _compute(
             if key is not None and found is not None and x is logits and labels is target:
                 launch, rest = found
                 pattern = losses.new_empty(()).expand(losses.shape)
-                pattern.untyped_storage().resize_(0)  # a shape, dtype and device, but no memory of a graph's pool
+                pattern.untyped_storage().resize_(0)  # keeps shape, dtype and device, but no memory in a graph's pool
                 _plans.keep(key, (launch, pattern, strides, into_strides, (*arguments[14:], *rest), count))
         else:
             y, y_strides = (labels, (0, 0, 0)) if indices else as_blocks(target, axis)[::3]

@@ -24,7 +24,7 @@ def exp(x):
 
 @triton.jit
 def log2(x, FAST: tl.constexpr):
-    """FAST is one instruction of NVIDIA's, off by 2^-22 near 1, where tl.log2 takes twenty."""
+    """FAST is one instruction of NVIDIA's, off by 2^-22 near 1. tl.log2 takes twenty."""
     if FAST:
         return tl.inline_asm_elementwise(
             "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -45,8 +45,8 @@ def reciprocal(x, FAST: tl.constexpr):
 def _log1p_near(z):
     """1 - log(1 + z) / z for |z| < 0.4, from artanh(z / (2 + z)), which does not round 1 + z.
 
-    What is near 1 is taken off v instead of multiplied with it, so that the division, which on a GPU is not exact, and
-    everything else that rounds here hardly touches the digits of v.
+    The caller subtracts v times this from v instead of multiplying v by a number near 1. So the rounding here, and the
+    division, which is not exact on a GPU, hardly touch the digits of v.
     """
     inverse = 1.0 / (2.0 + z)
     y = z * inverse
@@ -74,7 +74,7 @@ def psi(v, s, S_IS_ZERO: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def decay_factor(m, s, KIND: tl.constexpr):
-    """d = e^(-s m), of which there is the root above t = 2, where it may underflow though u d is large."""
+    """d = e^(-s m); above t = 2 its root, since d may underflow where u d is large."""
     x = -0.5 * s * m if KIND > 1 else -s * m
     near = x * _expm1_near(x) + 1.0  # exact to the last bit, where a GPU's exp2 is not: u may be large
     # A masked class, u = inf, stays at inf where e^(-s m) underflows.
@@ -89,7 +89,7 @@ def decayed(u, d, KIND: tl.constexpr):
 
 @triton.jit
 def log_ratio(u, d, s, KIND: tl.constexpr, FAST: tl.constexpr):
-    """log r to full precision, -inf where r is 0; and which classes are outside the support (its edge is inside)."""
+    """log r to full precision, -inf where r is 0; and whether the class is outside the support (its edge is inside)."""
     if KIND == 0:
         return -u, u != u
     v = decayed(u, d, KIND)
@@ -110,7 +110,7 @@ def _log2_huge(u, d, s, FAST: tl.constexpr):
 
 @triton.jit
 def _log2_ratio(u, d, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr):
-    """log2 r as fast as its use in sums allows, and x; outside the support both are those of its edge."""
+    """log2 r with the precision that sums need, and x. Outside the support both are those of its edge."""
     if KIND == 0:
         return u * -LOG2E, u
     z = (u * d) * (s * d) if KIND > 1 else u * (s * d)
@@ -121,8 +121,8 @@ def _log2_ratio(u, d, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.conste
     if KIND > 1:
         log2_x = tl.where(z == float("inf"), _log2_huge(u, d, s, FAST), log2_x)
     log2_r = log2_x * (-1.0 / s)
-    if NEAR:  # 1 + z loses what 1 / s blows up
-        # So far down that r is 1e-30, every rounding of log r shows: this has one, beside that of LOG2E and of d.
+    if NEAR:  # 1 + z loses digits that 1 / s magnifies
+        # Where r is 1e-30, every rounding of log r shows. This has one, besides those of LOG2E and d.
         v = u * (d * LOG2E)
         lost = tl.fma(u, d * LOG2E, -v)
         log2_r = tl.where(tl.abs(z) < 0.4, (v * (_log1p_near(z) - LOG2E_LOST) - lost) - v, log2_r)
@@ -131,7 +131,7 @@ def _log2_ratio(u, d, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.conste
 
 @triton.jit
 def grown(log_r, extra, NEAR: tl.constexpr):
-    """(1 + extra) log_r, where next to t = 1 the digits of `extra`, which float32's 1 + extra has lost, count."""
+    """(1 + extra) log_r. Near t = 1 the digits of `extra` count, which 1 + extra loses in float32."""
     if NEAR:
         return tl.where(log_r == float("-inf"), log_r, log_r + extra * log_r)
     return (1.0 + extra) * log_r
@@ -172,7 +172,7 @@ def summands(
     else:
         log2_r, x = _log2_ratio(u, d, s, KIND, NEAR, FAST)
         r = tl.math.exp2(log2_r)
-        # A product, so that what rounds r is the same in both; above t1 = 1 r may be 0 where its power is not.
+        # A product, so that r is rounded in the same way in both. Above t1 = 1 r may be 0 where its power is not.
         extra = tl.math.exp2((1.0 - t1) * log2_r)
         re = r if SHIFT == 0 else tl.math.exp2((2.0 - t1) * log2_r) if SHIFT == -2 else r * extra
         if KIND == 0:

@@ -16,7 +16,6 @@ from bitempered.kernels.triton.losses import gradient, loss
     " int ignore_index, str reduction, ScalarType dtype) -> Tensor",
 )
 def loss_operator(logits: Tensor, target: Tensor, weight: Tensor | None, *options: Any) -> Tensor:
-    """`loss` as torch.compile calls it, without looking inside."""
     *values, dtype = options
     return loss(logits, target, weight, LossOptions(*values), dtype)
 

@@ -18,7 +18,7 @@ def _scale_kernel(
     grad_ptr, outer_stride, inner_stride, class_stride, g_ptr, g_stride, n_outer, n_inner, n_classes,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies the rows of the gradient by g, in place; where g is 1 it is not even read."""
+    """Multiply the rows of the gradient by g, in place. A tile where every g is 1 is not even read."""
     tiles = tl.cdiv(n_inner, ROWS)
     columns = tile_columns(COLUMNS, VECTOR)
     for tile in tl.range(tl.program_id(0), tiles * n_outer, tl.num_programs(0)):

@@ -13,8 +13,8 @@ def _weighted(
     base, class_stride, weight_ptr, c, label, label_smoothing, n_classes, row_in,
     INDICES: tl.constexpr, WEIGHTED: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """The target's probabilities of classes c, and those smoothed and weighted; 0 beyond the last class. Where they are
-    WEIGHTED also their log2, since they may underflow."""
+    """The target's probabilities of classes c, the same smoothed and weighted, and if WEIGHTED the log2 of those, which
+    may underflow. All are 0 beyond the last class."""
     real = (c < n_classes)[None, :, :]
     if INDICES:
         y = tl.where(c[None, :, :] == wide(label), 1.0, 0.0)
@@ -35,8 +35,8 @@ def _soft_terms(
     u, m, y, log2_share, t1, t2, s,
     KIND: tl.constexpr, FAST: tl.constexpr, T1_IS_ONE: tl.constexpr, SAME: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """The divergence's terms, v of core's gradient, and r^t2. log2_share is log2 y where y may have underflowed, as
-    in core's log_share, if it is WEIGHTED."""
+    """The terms of the divergence, v of core's gradient, and r^t2. If WEIGHTED, log2_share is log2 y, also where y has
+    underflowed, as in core's log_share."""
     log_r, outside = log_ratio(u, decay_factor(m, s, KIND), s, KIND, FAST)
     log_p = log_r - m
     positive = log2_share > float("-inf") if WEIGHTED else y > 0.0

@@ -37,9 +37,9 @@ LIMIT = tl.constexpr(24)  # on the passes over a row, whatever its logits
 def _step(m, s0, s1, s2, s3, s, KIND: tl.constexpr, FAST: tl.constexpr):
     """The change of m that brings the mass to 1, and the variance of q.
 
-    As core's, Newton on the power -s of the mass; above t = 1 with the next two terms of its series in z, which has
-    -(1+s)/2 times the variance of q and (1+s)/6 ((1+2s) its third cumulant + 3 s its mean times its variance) in
-    front of z^2 and z^3.
+    Newton on the power -s of the mass, as in core. Above t = 1 the next two terms of its series in z are added. Their
+    coefficients are -(1+s)/2 times the variance of q for z^2, and (1+s)/6 ((1+2s) k + 3 s times its mean times its
+    variance) for z^3, with k the third cumulant of q.
     """
     log_z = log2(s0, FAST) * LN2 - m
     if KIND == 0:
@@ -64,7 +64,7 @@ def _step(m, s0, s1, s2, s3, s, KIND: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def moved(w0, w1, w2, b, z, delta, s, KIND: tl.constexpr, FAST: tl.constexpr):
-    """A sum of b-th powers of r at m + delta, from that sum at m and those with one and two factors q more."""
+    """A sum of b-th powers of r at m + delta, given that sum at m and those with one and two more factors q."""
     if KIND <= 0:  # at t = 1 r does not depend on m, and below the last step is rounding
         return w0
     inverse = reciprocal(tl.maximum(w0, 1e-30), FAST)
@@ -82,9 +82,13 @@ def solve(
     Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
-    """For each row: a point of reference near its maximum, m in terms of it, the last step of m; whether the classes at
-    the point of reference are left out of the sums, and how many they are; the sums before that step over all classes
-    but those and the label; and the logits themselves where the row is SINGLE, one tile."""
+    """Solve each row. Returns, per row:
+
+    - `top`, a point of reference near its maximum, m relative to it, and the last step of m;
+    - whether the classes at `top` are left out of the sums, and how many they are;
+    - the sums before that step, over all classes except those and the label;
+    - the logits themselves if the row is SINGLE, that is, one tile.
+    """
     TERMS: tl.constexpr = (2 - (SHIFT == 0)) * (1 if KIND == 0 else 2 if KIND < 0 else 4) if SHIFT < 1 else 5
     columns = tile_columns(COLUMNS, VECTOR)
     first = tl.multiple_of((n_classes // COLUMNS // 2) * COLUMNS, 16)
@@ -102,7 +106,7 @@ def solve(
     m = tl.where(defined & (bound > 0.0), bound, 0.0)
 
     ties, delta, b0, b1, b2, b3, b4, b5, b6, b7 = m * 0.0, m, m, m, m, m, m, m, m, m
-    # What `moved` leaves out, relative to the sum: this times the third power of z and the third cumulant of q.
+    # The relative error of `moved` is this times the third power of z and the third cumulant of q.
     b = tl.maximum(tl.maximum(t2, 2.0 - t1), 1.0 + t2 - t1)
     remainder = b * (b + s) * (b + 2.0 * s)
     passes = 0
@@ -166,8 +170,8 @@ def solve(
         if KIND > 0:
             z = tl.abs(phi(delta, s, False))
             error = remainder * z * z * z * variance
-            # Where q hardly varies a step of any size is exact, but for the rounding of q, which it is multiplied by,
-            # and downwards by as much as e^(-s delta).
+            # Where q hardly varies a step of any size is exact, except for the rounding of q. The step multiplies that,
+            # downwards by as much as e^(-s delta).
             error = tl.where((tl.abs(delta) > 1.0) | (s * delta < -1.0), 1.0, error)
         elif KIND < 0:
             error = tl.abs(delta)
@@ -184,7 +188,7 @@ def solve(
         elif sampling:
             m = tl.where(m + delta > 0.0, m + delta, 0.0)
         else:
-            # In terms of the maximum, which is above the point of reference by `excess`, m is smaller.
+            # The maximum is above the point of reference by `excess`. Relative to it m is smaller.
             peak = tl.maximum(tl.maximum(tl.max(highest, 1), label_logit), top)
             excess = peak - top
             valid = (decayed(excess, d, KIND) <= 8.0) & (tl.abs(s) * decayed(excess, d, KIND) <= 0.5)
@@ -193,8 +197,8 @@ def solve(
             below = s * shift < 0.9
             better += psi(-tl.where(below, shift, 0.0), s, KIND == 0, FAST)
             better = tl.where(below & (better > 0.0), better, 0.0)
-            # A class with most of the mass asks for a pass without it, unless it is the label. Below t2 = 1 that asks
-            # as well, for sums taken nearer to the root.
+            # If a class has most of the mass, another pass leaves it out, unless it is the label. Below t2 = 1 a label
+            # with most of the mass gets that pass too, for sums taken nearer to the root.
             whole = peel | (better > 0.1)
             if KIND >= 0:
                 whole |= label_logit >= peak

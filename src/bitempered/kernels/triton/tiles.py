@@ -31,7 +31,7 @@ def row_sum(x):
 
 @triton.jit
 def lane_of(x, LANE: tl.constexpr, VECTOR: tl.constexpr):
-    """Of every VECTOR numbers on the last axis the one with the number LANE (in an order of its own)."""
+    """One of every VECTOR numbers on the last axis: a different one for each LANE, in no particular order."""
     if VECTOR == 1:
         return tl.reshape(x, (x.shape[0], x.shape[1]))
     else:
@@ -46,7 +46,7 @@ def tile_columns(COLUMNS: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit
 def program_rows(n_inner, ROWS: tl.constexpr):
-    """The rows of this program: in which block of rows, where inside it, whether they exist, and their numbers."""
+    """The rows of this program: their block, their places in it, whether they exist, and their numbers."""
     tiles = tl.cdiv(n_inner, ROWS)
     outer = (tl.program_id(0) // tiles).to(tl.int64)
     inner = (tl.program_id(0) % tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -55,9 +55,9 @@ def program_rows(n_inner, ROWS: tl.constexpr):
 
 @triton.jit
 def load(base, class_stride, c, n_classes, row_in, AGAIN: tl.constexpr = False):
-    """The logits of classes c, -inf beyond the last class; kept in the cache where they are to be loaded AGAIN.
+    """The logits of classes c, and -inf beyond the last class. AGAIN keeps them in the cache.
 
-    As they are stored, since a loop loads what its next turn needs, and so has room for it.
+    They stay in the dtype of the tensor: a loop loads them one turn ahead, and in that dtype they take less room.
     """
     kept = row_in[:, None, None] & (c < n_classes)[None, :, :]
     at = base[:, None, None] + (c.to(tl.int64) * class_stride)[None, :, :]
@@ -84,8 +84,8 @@ def choose_tile(classes: int, inner: int, itemsize: int, contiguous: bool, vecto
     if not contiguous:  # then neighbouring rows are loaded together
         rows, columns, warps = min(32, triton.next_power_of_2(inner)), min(columns, 32), 4
     elif columns > 8192:
-        # A row is read twice, and of more than 64 kB more is still in the L2 cache if fewer rows are under way at once.
-        # In half precision, where memory does not bind, that gains nothing.
+        # A row is read twice. If it has more than 64 kB, more of it is still in the L2 cache the second time when fewer
+        # rows are under way. Half precision, where memory does not bind, gains nothing from that.
         rows, warps = 1, 8 if itemsize == 4 and classes > 2**14 else 4
         columns = 2 * warps * 32 * 16 // itemsize
     elif inner * columns <= 4096:  # one program, which then adds up the losses as well
