@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from bitempered import kernels
 from bitempered.kernels import cpu
+from bitempered.kernels.options import LossOptions
 from bitempered.torch import BiTemperedLogisticLoss, bi_tempered_binary_logistic_loss, bi_tempered_logistic_loss
 
 if shutil.which(cpu.compiler()[0]) is None:  # .ci/run installs one; a compiler that fails is no reason
@@ -784,6 +785,17 @@ def test_an_index_out_of_range_raises_and_writes_nothing(bad):
         bi_tempered_logistic_loss(logits.requires_grad_(), target, 0.8, 1.2)
     with pytest.raises(RuntimeError, match="ignore_index must fit into 64 bits"):
         bi_tempered_logistic_loss(logits, target, 0.8, 1.2, ignore_index=2**64)
+
+
+def test_the_kernel_itself_says_which_indices_are_wrong():
+    logits, target = make(3, 5)
+    target[:] = torch.tensor([7, -100, -2])
+    options = LossOptions(0.8, 1.2, 1, 0.0, -100, "mean")
+    for function in (cpu.loss, cpu.loss_and_gradient):
+        with pytest.raises(IndexError) as error:
+            function(logits, target, None, options, torch.float32)
+        expected = "target must hold class indices from 0 to 4 or ignore_index (-100), got values from -2 to 7"
+        assert str(error.value) == expected
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
