@@ -536,7 +536,7 @@ def test_it_is_the_default_for_float32_class_indices_and_for_nothing_else():
         r"it takes logits \(N, C\), got shape \(4, 5, 2\)": (image, torch.zeros(4, 2).long()),
         r"it needs logits on the CPU, got meta": (logits.to("meta"), target.to("meta")),
         r"it takes plain tensors, got Tensor": (torch._neg_view(logits), target),
-        r"it takes plain tensors, got what a torch.func transform has left": (left_behind[0], target),
+        r"it takes plain tensors, got one that a torch.func transform has wrapped": (left_behind[0], target),
     }
     for reason, (x, y) in refused.items():
         assert kernels.choose(x, y, min(1, x.dim() - 1)) == "core"
