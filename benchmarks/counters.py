@@ -104,7 +104,8 @@ def main() -> None:
         return
     if shutil.which("ncu") is None:
         raise SystemExit("counters.py needs NVIDIA's Nsight Compute: there is no ncu on the path")
-    command = ["ncu", "--clock-control", "none", "--kernel-name", "_loss", "--metrics", ",".join(METRICS.values())]
+    metrics = ",".join(METRICS.values())
+    command = ["ncu", "--clock-control", "none", "--kernel-name", "loss_kernel", "--metrics", metrics]
     done = subprocess.run([*command, sys.executable, __file__, "launch"], capture_output=True, text=True)
     rows = read(done.stdout + done.stderr)
     write_rows(HERE / "counters.jsonl", rows)

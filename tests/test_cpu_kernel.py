@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from bitempered import kernels
 from bitempered.kernels import cpu
+from bitempered.kernels.options import LossOptions
 from bitempered.torch import BiTemperedLogisticLoss, bi_tempered_binary_logistic_loss, bi_tempered_logistic_loss
 
 if shutil.which(cpu.compiler()[0]) is None:  # .ci/run installs one; a compiler that fails is no reason
@@ -535,7 +536,7 @@ def test_it_is_the_default_for_float32_class_indices_and_for_nothing_else():
         r"it takes logits \(N, C\), got shape \(4, 5, 2\)": (image, torch.zeros(4, 2).long()),
         r"it needs logits on the CPU, got meta": (logits.to("meta"), target.to("meta")),
         r"it takes plain tensors, got Tensor": (torch._neg_view(logits), target),
-        r"it takes plain tensors, got what a torch.func transform has left": (left_behind[0], target),
+        r"it takes plain tensors, got one that a torch.func transform has wrapped": (left_behind[0], target),
     }
     for reason, (x, y) in refused.items():
         assert kernels.choose(x, y, min(1, x.dim() - 1)) == "core"
@@ -784,6 +785,17 @@ def test_an_index_out_of_range_raises_and_writes_nothing(bad):
         bi_tempered_logistic_loss(logits.requires_grad_(), target, 0.8, 1.2)
     with pytest.raises(RuntimeError, match="ignore_index must fit into 64 bits"):
         bi_tempered_logistic_loss(logits, target, 0.8, 1.2, ignore_index=2**64)
+
+
+def test_the_kernel_itself_says_which_indices_are_wrong():
+    logits, target = make(3, 5)
+    target[:] = torch.tensor([7, -100, -2])
+    options = LossOptions(0.8, 1.2, 1, 0.0, -100, "mean")
+    for function in (cpu.loss, cpu.loss_and_gradient):
+        with pytest.raises(IndexError) as error:
+            function(logits, target, None, options, torch.float32)
+        expected = "target must hold class indices from 0 to 4 or ignore_index (-100), got values from -2 to 7"
+        assert str(error.value) == expected
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -91,12 +91,12 @@ def by_c(batch, dtype):
 
 def by_triton(batch, dtype, tile=None):
     from bitempered import kernels
-    from bitempered.kernels import triton
+    from bitempered.kernels.triton import tiles
 
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(kernels, "choose", return_value="triton"))
         if tile is not None:
-            patches.enter_context(mock.patch.object(triton, "_tile", return_value=tile))
+            patches.enter_context(mock.patch.object(tiles, "choose_tile", return_value=tile))
         return by_torch(batch, dtype)
 
 

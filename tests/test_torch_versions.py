@@ -8,7 +8,7 @@ import torch
 
 from bitempered import kernels
 from bitempered.kernels import cpu, hooks
-from bitempered.torch import bi_tempered_logistic_loss, functional
+from bitempered.torch import bi_tempered_logistic_loss, checks
 
 LOGITS = torch.tensor([[0.3, -0.2, 0.1], [2.0, 1.0, -3.0]])
 TARGET = torch.tensor([0, 2])
@@ -93,12 +93,12 @@ def test_without_a_device_side_assert_values_are_still_checked(monkeypatch):
     for fine in (True, False):
         asserted = []
         monkeypatch.setattr(torch, "_assert_async", asserted.append, raising=False)
-        functional._check_values(OnDevice(), lambda fine=fine: torch.tensor([fine]), IndexError)
+        checks._check_values(OnDevice(), lambda fine=fine: torch.tensor([fine]), IndexError)
         assert [bool(x) for x in asserted] == [fine]
     monkeypatch.delattr(torch, "_assert_async")
-    functional._check_values(OnDevice(), lambda: torch.tensor([True]), IndexError)
+    checks._check_values(OnDevice(), lambda: torch.tensor([True]), IndexError)
     with pytest.raises(IndexError):
-        functional._check_values(OnDevice(), lambda: torch.tensor([False]), IndexError)
+        checks._check_values(OnDevice(), lambda: torch.tensor([False]), IndexError)
 
 
 def test_without_openmp_of_torch_one_thread_computes(monkeypatch):

@@ -17,7 +17,9 @@ os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined, so befor
 from triton.runtime import interpreter
 
 from bitempered import kernels
-from bitempered.kernels import triton
+from bitempered.kernels.memo import Memo
+from bitempered.kernels.options import LossOptions
+from bitempered.kernels.triton import launch, losses, scaling, tiles
 from bitempered.torch import (
     bi_tempered_logistic_loss,
     linear,
@@ -56,7 +58,7 @@ def by_triton(monkeypatch):
 def chunks(monkeypatch, request):
     """Rows in chunks of 64 classes, as if they were long."""
     tile = {"ROWS": request.param, "COLUMNS": 64, "VECTOR": 4, "SINGLE": False, "num_warps": 4}
-    monkeypatch.setattr(triton, "_tile", lambda *_: tile)
+    monkeypatch.setattr(tiles, "choose_tile", lambda *_: tile)
 
 
 def make(classes, rows=3):
@@ -203,7 +205,7 @@ def test_the_label_of_a_short_row_has_all_but_the_edge(t1, t2, gap):
     ids=str,
 )
 def test_every_option_and_shape(monkeypatch, kind, shape, reduction, t1, t2):
-    monkeypatch.setattr(triton, "_SMALL", 0)  # backward by its kernel, too
+    monkeypatch.setattr(scaling, "_SMALL_GRADIENT", 0)  # backward by its kernel, too
     generator = torch.Generator().manual_seed(0)
     axis = min(1, len(shape) - 1)
     logits = 3 * torch.randn(shape, generator=generator)
@@ -239,7 +241,7 @@ def test_strided_rows_and_half_precision(dtype):
 @pytest.mark.usefixtures("by_triton")
 def test_classes_that_are_more_than_two_to_the_31_numbers_away(monkeypatch, tmp_path):
     tile = {"ROWS": 4, "COLUMNS": 32, "VECTOR": 1, "SINGLE": False, "num_warps": 4}
-    monkeypatch.setattr(triton, "_tile", lambda *_: tile)
+    monkeypatch.setattr(tiles, "choose_tile", lambda *_: tile)
     classes, stride = 40, 2**26
     path = tmp_path / "far"
     path.touch()
@@ -248,7 +250,7 @@ def test_classes_that_are_more_than_two_to_the_31_numbers_away(monkeypatch, tmp_
     far = far.as_strided((4, classes), (1, stride))
     far.copy_(torch.randn(4, classes, generator=torch.Generator().manual_seed(0)))
     logits, target = far.clone(), torch.tensor([39, 3, 33, 35])
-    triton.chunk_loss(far, target, None, (0.8, 1.0, 1, 0.0, -100, "sum"), None, None, True, None)
+    losses.chunk_loss(far, target, None, LossOptions(0.8, 1.0, 1, 0.0, -100, "sum"), None, None, True, None)
     _, want = exact(logits, target, 0.8, 1.0, reduction="sum")
     assert (far - want).norm() <= 1e-2 * want.norm()
 
@@ -330,10 +332,10 @@ def test_weights_of_zero_ignored_rows_and_empty_batches():
 
 @pytest.mark.usefixtures("by_triton")
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(("few", "many"), [(4096, 65536), (8, 65536), (8, 8)])
-def test_a_mean_counts_its_targets_in_each_of_three_ways(monkeypatch, few, many, weighted):
-    monkeypatch.setattr(triton, "_FEW", few)
-    monkeypatch.setattr(triton, "_MANY", many)
+@pytest.mark.parametrize(("by_each", "by_one"), [(4096, 65536), (8, 65536), (8, 8)])
+def test_a_mean_counts_its_targets_in_each_of_three_ways(monkeypatch, by_each, by_one, weighted):
+    monkeypatch.setattr(losses, "_COUNTED_BY_EACH", by_each)
+    monkeypatch.setattr(losses, "_COUNTED_BY_ONE", by_one)
     logits = torch.randn(20, 6, generator=torch.Generator().manual_seed(2))
     target = torch.arange(20) % 6
     target[[3, 7, 19]] = 4
@@ -484,7 +486,7 @@ def test_linear_layer_that_needs_only_some_gradients():
 
 @pytest.mark.usefixtures("by_triton", "few")
 def test_linear_layer_shared_weight_and_backward_again(monkeypatch):
-    monkeypatch.setattr(triton, "_SMALL", 0)  # backward by its kernel, too
+    monkeypatch.setattr(scaling, "_SMALL_GRADIENT", 0)  # backward by its kernel, too
     (_, weight), target, _ = make_layer(20, bias=False)
 
     def gradients(x, loss_of):
@@ -584,7 +586,7 @@ def test_what_is_forced_and_cannot_be_done_raises():
         tempered_softmax(logits, 1.2)
     with kernels.use("triton"), pytest.raises(RuntimeError, match="it needs logits on a CUDA device, got cpu"):
         linear_bi_tempered_logistic_loss(logits, logits, target, 0.8, 1.2)
-    with pytest.raises(ValueError, match="there is no kernel 'cuda'; there is: core, triton"), kernels.use("cuda"):
+    with pytest.raises(ValueError, match="unknown kernel 'cuda': choose from core, triton, cpu"), kernels.use("cuda"):
         pass
     with kernels.use("core"):
         assert kernels.choose(logits, target, 1) == "core"
@@ -647,11 +649,12 @@ class Compiled:
 @pytest.mark.parametrize(("rows", "classes"), [(128, 10), (40, 1000), (5000, 10)])
 def test_a_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, rows, classes, reduction):
     launches, counts = [], []
-    monkeypatch.setattr(triton, "_DIRECT", True)
-    monkeypatch.setattr(triton, "_loss", Compiled(triton._loss, launches))
-    monkeypatch.setattr(triton, "_divisor", Compiled(triton._divisor, counts))
-    monkeypatch.setattr(triton, "_plans", {})
-    monkeypatch.setattr(triton, "_launched", {})
+    for module in (launch, losses):
+        monkeypatch.setattr(module, "DIRECT", True)
+    monkeypatch.setattr(losses, "loss_kernel", Compiled(losses.loss_kernel, launches))
+    monkeypatch.setattr(losses, "divisor_kernel", Compiled(losses.divisor_kernel, counts))
+    monkeypatch.setattr(losses, "_plans", Memo())
+    monkeypatch.setattr(launch, "_launches", Memo())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # what a CPU tensor calls its device
     logits, target = torch.randn(rows, classes), torch.arange(rows) % classes
     # The same memory for whatever a call allocates, so that its launches can be compared.
@@ -661,7 +664,7 @@ def test_a_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, rows,
         made = torch.zeros(*shape, dtype=dtype)
         return buffers.setdefault(made.shape, made)
 
-    monkeypatch.setattr(triton, "_like", lambda x, axis: buffers.setdefault("like", torch.zeros_like(x)))
+    monkeypatch.setattr(losses, "empty_gradient", lambda x, axis: buffers.setdefault("like", torch.zeros_like(x)))
     monkeypatch.setattr(torch, "empty", empty)
 
     def empty_like(pattern):
@@ -670,8 +673,8 @@ def test_a_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, rows,
         return buffers[pattern.shape]
 
     monkeypatch.setattr(torch, "empty_like", empty_like)
-    options = (0.8, 1.2, 1, 0.0, -100, reduction)
-    for kernel in (triton.loss_and_gradient, triton.loss):
+    options = LossOptions(0.8, 1.2, 1, 0.0, -100, reduction)
+    for kernel in (losses.loss_and_gradient, losses.loss):
         launches.clear()
         counts.clear()
         for _ in range(3):
@@ -680,4 +683,4 @@ def test_a_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, rows,
         assert launches == launches[:1] * 3
         assert len(counts) == (3 if reduction == "mean" and rows > 4096 else 0)
         assert counts == counts[:1] * len(counts)
-    assert len(triton._plans) == 2
+    assert len(losses._plans) == 2

@@ -1,9 +1,11 @@
-"""Which implementation computes a loss: the only place that decides.
+"""Fast implementations for PyTorch, which `bitempered.torch` calls, and `choose`, the only place that picks one.
 
-"core" serves everything. "triton" serves half precision and float32 on a GPU, first derivatives, the tempered softmax
-as well; "cpu" float32 class indices on a CPU that has a C compiler beside it, in two dimensions, first derivatives,
-unless BITEMPERED_CPU_KERNEL=0 in the environment turns it off. Whatever else is asked of them later (a second
-derivative, jvp, vmap) goes through core.
+- "core" computes everything.
+- "triton" computes losses over classes and the tempered softmax on a GPU, in half precision and float32.
+- "cpu" computes losses of class indices, logits (N, C) in float32, on a CPU with a C compiler. BITEMPERED_CPU_KERNEL=0
+  in the environment turns it off.
+
+The kernels have first derivatives. Second ones, jvp and vmap go through core.
 """
 
 import importlib.util
@@ -26,15 +28,15 @@ _forced: ContextVar[str | None] = ContextVar("bitempered_kernel", default=None)
 
 @contextmanager
 def use(name: str) -> Iterator[None]:
-    """Force an implementation inside a `with` block; a loss that it cannot compute raises there.
+    """Force an implementation inside a `with` block. A loss that it cannot compute raises RuntimeError.
 
-    Not inside what torch.compile compiles: there a loss on a GPU is the Triton kernel, and any other is core.
+    torch.compile ignores this: a compiled loss on a GPU uses the Triton kernel, and any other uses core.
 
     >>> with use("core"):
     ...     pass
     """
     if name not in NAMES:
-        raise ValueError(f"there is no kernel {name!r}; there is: {', '.join(NAMES)}")
+        raise ValueError(f"unknown kernel {name!r}: choose from {', '.join(NAMES)}")
     token = _forced.set(name)
     try:
         yield
@@ -43,12 +45,15 @@ def use(name: str) -> Iterator[None]:
 
 
 def choose(logits: Tensor, target: Tensor | None, axis: int | None) -> str:
-    """The name of the implementation for these arguments of a loss, or without a target of a tempered softmax."""
+    """The name of the implementation for a loss, or without a target for a tempered softmax.
+
+    `axis` is that of the classes, None for a binary loss.
+    """
     if torch.compiler.is_compiling():
-        # Core is what the compiler can fuse; a loss on the GPU goes to the kernel, as an operator of its own, but in
-        # torch.export, which (unless strict) traces without Dynamo and whose programs run where we are not.
-        ours = logits.is_cuda and target is not None and torch.compiler.is_dynamo_compiling()
-        return "triton" if ours and _triton_cannot(logits, target, axis) is None else "core"
+        # The compiler can fuse core. A loss on the GPU is the kernel, as an operator of its own. Not in torch.export:
+        # exported programs run without this package. Unless strict, export traces without Dynamo.
+        operator = logits.is_cuda and target is not None and torch.compiler.is_dynamo_compiling()
+        return "triton" if operator and _triton_cannot(logits, target, axis) is None else "core"
     forced = _forced.get()
     name = forced or ("triton" if logits.is_cuda else "cpu" if logits.is_cpu else "core")
     if name == "core":

@@ -1,17 +1,17 @@
-"""The loss of class indices in float32 on a CPU: cpu.c, which a C compiler makes into a library at first use.
+"""The loss of class indices in float32 on a CPU: cpu.c, compiled into a library at first use.
 
-C, compiled at first use, was chosen by measurement: nanoseconds per logit on one core of a busy machine, loss and
-gradient at (0.8, 1.2), and what comes on top.
+C was chosen by measurement: nanoseconds per logit for loss and gradient at (0.8, 1.2) on one core of a busy machine,
+and the costs besides.
 
     classes                                    10   100   1,000   16,000   first use   every start   a call
     cpu.c, gcc 12 and ctypes                   17     7       4        4         2 s             -     2 us
     a plainer version in Numba 0.68, by row    55    11       5        5    5 to 9 s           1 s     6 us
 
-Smoothed targets go on in float64, which takes 2 to 5 times as long.
+Smoothed targets are computed in float64, which takes 2 to 5 times as long.
 
-Numba's thread pools come on top of torch's, and the flag that lets LLVM vectorise sums also let it simplify away the
-rounding that exp2 is made of. torch.compile (`bitempered bench`) compiles anew for shapes and options, and cannot stop
-where a row has converged. The wheel stays pure Python; without a compiler core serves, and a warning in the log of
+Numba would bring a second thread pool, and the flag that lets LLVM vectorise sums also lets it remove the rounding step
+of exp2. torch.compile (`bitempered bench`) recompiles for new shapes and options, and cannot stop when a row has
+converged. The wheel stays pure Python. Without a compiler core computes the loss, and a warning in the log of
 "bitempered" says why. BITEMPERED_CPU_KERNEL=0 in the environment turns the kernel off.
 """
 
@@ -32,20 +32,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bitempered.kernels.options import LossOptions
+from bitempered.kernels.targets import bad_index
+
 _SOURCES = [Path(__file__).with_name(name) for name in ("cpu.c", "vectors.h")]
 _FLAGS = [
     *("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"),
     *("-fwrapv", "-fno-strict-aliasing"),  # integers are bits of floats, blocks are both vectors and numbers
 ]
-# What torch found the processor to have, so that a library in a shared home folder never meets a lesser one.
+# By the instruction set that torch found: a home folder may be shared with a machine that has less.
 _VECTORS = {"AVX2": ["-mavx2", "-mfma"], "AVX512": ["-mavx2", "-mfma"]}
-_TIME_LIMIT = 120  # seconds, of which a compiler needs 2 to 10
+_TIME_LIMIT = 120  # seconds; a compiler needs 2 to 10
 
 _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
+_BAD_INDEX, _OUT_OF_MEMORY = 1, 2  # what bitempered_loss returns where it has no loss
 
 
 class Unavailable(Exception):
-    """The library cannot be made here, and why."""
+    """Why the library cannot be made here."""
 
 
 def compiler() -> list[str]:
@@ -92,23 +96,23 @@ def _find_or_make() -> ctypes.CDLL:
         except AttributeError as error:
             raise Unavailable(f"{shlex.join(command)} made something else: {error}") from None
         path.chmod(0o600)
-        os.replace(path, folder / _name(key, path))  # at once: another process may be at the same
+        os.replace(path, folder / _name(key, path))  # atomically: another process may be doing the same
     return loaded
 
 
 def _name(key: str, path: Path) -> str:
-    """What the library at `path` must be called: its content is in its name."""
+    """The file name that the library at `path` must have, which includes the hash of its content."""
     return f"cpu-{key}-{hashlib.sha256(path.read_bytes()).hexdigest()}.so"
 
 
 def _is_private(path: Path) -> bool:
-    """Whether this is a file of this user that others cannot write to."""
+    """Whether this is a file that belongs to this user and that others cannot write to."""
     found = path.lstat()
     return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _private_folder() -> Path:
-    """The cache folder, of this user, that others cannot write to: what is loaded from it runs as this user."""
+    """The cache folder. It must belong to this user and be closed to others: what it holds is loaded and runs."""
     if not hasattr(os, "getuid"):
         raise Unavailable("it is made for POSIX systems")
     import pwd
@@ -116,7 +120,7 @@ def _private_folder() -> Path:
     homes = [Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.environ.get("HOME", "")) / ".cache"]
     with suppress(KeyError):  # a user without an entry, as in containers
         homes.append(Path(pwd.getpwuid(os.getuid()).pw_dir) / ".cache")
-    # A relative path would mean another folder, and perhaps another author, wherever the program is started.
+    # A relative path would depend on where the program is started, and might name someone else's folder.
     cache = next((home for home in homes if home.is_absolute()), None)
     if cache is None:
         raise Unavailable("there is no home folder to keep it in: set XDG_CACHE_HOME to an absolute path")
@@ -131,7 +135,7 @@ def _private_folder() -> Path:
 
 
 def _compile(command: list[str], output: Path) -> None:
-    """Run the compiler. Its output goes into a file: a pipe would wait for whatever the compiler has started."""
+    """Run the compiler. Its output goes to a file: a pipe would wait for every process that the compiler started."""
     with output.open("wb") as file:
         try:
             process = subprocess.Popen(
@@ -166,9 +170,9 @@ def _load(path: Path) -> ctypes.CDLL:
 
 @functools.cache
 def _parallel() -> int | None:
-    """The OpenMP entry point that torch itself is linked to: a second pool of threads would fight with its own.
+    """The OpenMP entry point that torch is linked to: a second pool of threads would compete with torch's.
 
-    None, and one thread, where there is none, as on macOS.
+    None if there is none, as on macOS. Then one thread computes.
     """
     try:
         torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
@@ -181,26 +185,22 @@ def loss(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    options: tuple[float, float, int, float, int, str],
+    options: LossOptions,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The loss of logits (N, C) with class indices (N,).
-
-    The options are t1, t2, the class axis (1), label_smoothing, ignore_index and reduction. IndexError where an index
-    is neither a class nor ignore_index.
-    """
-    return _run(logits, target, weight, options, None).to(dtype)
+    """The loss of logits (N, C) with class indices (N,). Raises IndexError for one that is no class."""
+    return _call(logits, target, weight, options, None).to(dtype)
 
 
 def loss_and_gradient(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    options: tuple[float, float, int, float, int, str],
+    options: LossOptions,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     made = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    return _run(logits, target, weight, options, made).to(dtype), made
+    return _call(logits, target, weight, options, made).to(dtype), made
 
 
 def gradient(
@@ -208,7 +208,7 @@ def gradient(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    options: tuple[float, float, int, float, int, str],
+    options: LossOptions,
 ) -> Tensor:
     """The gradient of sum(g * loss) in the logits."""
     return scale_(loss_and_gradient(logits, target, weight, options, torch.float32)[1], g, 1)
@@ -221,11 +221,11 @@ def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
     return gradient
 
 
-def _run(
+def _call(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    options: tuple[float, float, int, float, int, str],
+    options: LossOptions,
     gradient: Tensor | None,
 ) -> Tensor:
     t1, t2, _, label_smoothing, ignore_index, reduction = options
@@ -244,9 +244,9 @@ def _run(
         *(t1, t2, label_smoothing, ignore_index, _REDUCTIONS[reduction], out.data_ptr(), _address(gradient)),
         *(_parallel(), torch.get_num_threads()),
     )
-    if status == 1:
-        raise IndexError
-    if status == 2:
+    if status == _BAD_INDEX:
+        raise bad_index(target, classes, ignore_index)
+    if status == _OUT_OF_MEMORY:
         raise MemoryError(f"no memory for a row of {classes} classes in each of {torch.get_num_threads()} threads")
     return out
 

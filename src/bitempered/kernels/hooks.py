@@ -1,6 +1,6 @@
-"""Torch's private functions that tell whether a kernel may read a tensor's memory, looked up where they may be missing.
+"""The private functions of torch that tell whether a kernel may read a tensor's memory.
 
-Other versions of torch may not have them. Without one of `NEEDED` no kernel runs, and core computes everything.
+Other versions of torch may not have them. If one of `NEEDED` is missing, no kernel runs and core computes everything.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ NEEDED = (
 
 
 def _find(name: str) -> Any:
-    """A private part of torch, or None where this version has no such name."""
+    """A private part of torch, or None if this version does not have it."""
     found: Any = torch
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -41,19 +41,19 @@ def why_not_plain(logits: Tensor, target: Tensor | None) -> str | None:
     if _transforms_active() or forward_ad._current_level >= 0:
         return "it does not run under torch.func transforms or forward-mode differentiation"
     if _is_wrapped(logits) or (target is not None and _is_wrapped(target)):
-        return "it takes plain tensors, got what a torch.func transform has left behind"
+        return "it takes plain tensors, got one that a torch.func transform has wrapped"
     if _dispatch_modes() or _is_tracing():
         return "it does not run where operations are traced"
     return None
 
 
 def jvp_levels() -> int | None:
-    """How many forward-mode transforms of torch.func are active; None where this torch does not say."""
+    """How many forward-mode transforms of torch.func are active; None if this version of torch does not say."""
     if _interpreters is None or _jvp is None:
         return None
     return sum(level.key() == _jvp for level in _interpreters() or [])
 
 
 def single_level_apply(function: Any) -> Any:
-    """`function.apply` without its part for torch.func's transforms, or whole where torch is built otherwise."""
+    """`function.apply` without its part for the transforms of torch.func, where torch has them apart."""
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)

@@ -5,7 +5,6 @@ it never iterates and can itself be differentiated: the extra output (the log-pr
 the graph of a second derivative back to the logits.
 """
 
-import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bitempered import core
-from bitempered.kernels import cpu, hooks
+from bitempered.kernels import hooks
 
 xp = SimpleNamespace(
     exp=torch.exp,
@@ -156,94 +155,6 @@ class _LossForwardMode(_Loss):
         return d_loss, d_m
 
 
-class _FusedLoss(torch.autograd.Function):
-    """(logits, target, class weights, (options, dtype, kernel)) -> the reduced loss.
-
-    The options are t1, t2, axis, smoothing, ignore_index and reduction. The kernel leaves the gradient in forward. The
-    first backward gives it away; another computes it anew. In float16 every backward does: what a mean divides would
-    have vanished before a loss scale multiplied it.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, how: tuple[Any, ...]) -> Tensor:
-        ctx.how = options, dtype, kernel = how
-        ctx.save_for_backward(logits, target, weight)
-        if logits.dtype == torch.float16:
-            return kernel.loss(logits, target, weight, options, dtype)
-        loss, ctx.gradient = kernel.loss_and_gradient(logits, target, weight, options, dtype)
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        options, _, kernel = ctx.how
-        axis = options[2]
-        if torch.is_grad_enabled() or not _has_memory(g):
-            logits, *_ = ctx.saved_tensors
-            rows = g.unsqueeze(axis) if options[-1] == "none" else g
-            return (rows * _reduced_partials(ctx)).to(logits.dtype), None, None, None
-        gradient = vars(ctx).pop("gradient", None)
-        if gradient is None:
-            return kernel.gradient(g, *ctx.saved_tensors, options), None, None, None
-        return kernel.scale_(gradient, g, axis), None, None, None
-
-
-# Without what Function.apply does for the transforms of torch.func, under which kernels are not chosen: a small loss
-# would spend much of its forward there.
-_apply_fused_loss = hooks.single_level_apply(_FusedLoss)
-
-
-@functools.cache
-def triton_kernels() -> Any:
-    from bitempered.kernels import triton
-
-    return triton
-
-
-def _has_memory(x: Tensor) -> bool:
-    try:
-        return x.data_ptr() is not None
-    except RuntimeError:  # a batch of cotangents, of vmap or is_grads_batched
-        return False
-
-
-def _reduced_partials(ctx: Any) -> Tensor:
-    """The gradient of a _FusedLoss by core, in operations that can be differentiated and mapped."""
-    *options, reduction = ctx.how[0]
-    logits, target, weight = ctx.saved_tensors
-    _, m = _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options)
-    by_a = _partials(SimpleNamespace(saved_tensors=(logits, target, weight, m), options=options), False)[0]
-    if reduction != "mean":
-        return by_a
-    if target.is_floating_point():
-        return by_a / m.numel()
-    divisor, empty = mean_divisor(target, weight, options[-1], by_a.dtype)
-    return torch.where(empty, 0.0, by_a / divisor)
-
-
-class _DeviceSoftmax(torch.autograd.Function):
-    """(logits, t, axis, what, dtype) -> what `kernels.triton.softmax` gives."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> Tensor:
-        out, state = triton_kernels().softmax(logits, t, axis, what, dtype)
-        ctx.options = t, axis, what
-        ctx.save_for_backward(logits, state)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        logits, state = ctx.saved_tensors
-        t, axis, what = ctx.options
-        if not torch.is_grad_enabled() and _has_memory(g):
-            return triton_kernels().softmax_backward(g, logits, state, t, axis, what), None, None, None, None
-        log_p, _ = _mode(_LogSoftmax, _LogSoftmaxForwardMode).apply(logits, t, axis)
-        if what == "partition":
-            grad = g.unsqueeze(axis) * core.escort(log_p, t, axis=axis, xp=xp)
-        else:
-            grad = core.pullback(g * log_p.exp() if what == "probabilities" else g, log_p, t, axis=axis, xp=xp)
-        return grad.to(logits.dtype), None, None, None, None
-
-
 def encode(
     logits: Tensor, target: Tensor, weight: Tensor | None, axis: int | None, label_smoothing: float, ignore_index: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, int]:
@@ -309,22 +220,6 @@ def _partials(ctx: Any, for_target: bool) -> tuple[Tensor, Tensor, Tensor | None
     return loss_by_a, m_by_a, torch.where(total == 0, 0.0, loss_by_y)
 
 
-def target_weights(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    """By whose sum a mean over class indices divides: the weights of the targets, 0 where they are ignored."""
-    kept = target != ignore_index
-    return kept if weight is None else torch.where(kept, weight.to(dtype)[torch.where(kept, target, 0)], 0.0)
-
-
-def mean_divisor(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """By what a mean over class indices divides, and whether that is 0; then it is 1 here.
-
-    The mean is NaN there, as 0 / 0 is, but its gradient 0: no example counts.
-    """
-    total = target_weights(target, weight, ignore_index, dtype).sum()
-    empty = total == 0
-    return torch.where(empty, 1, total), empty
-
-
 def log_softmax_and_partition(logits: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor]:
     return _mode(_LogSoftmax, _LogSoftmaxForwardMode).apply(logits, t, axis)
 
@@ -359,21 +254,17 @@ def loss_per_example(
     return rows.squeeze(-1 if axis is None else axis)
 
 
-def fused_loss(
-    kernel: str, logits: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...], dtype: torch.dtype
+def gradient_per_example(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    t1: float,
+    t2: float,
+    axis: int,
+    label_smoothing: float,
+    ignore_index: int,
 ) -> Tensor:
-    """The reduced loss from a kernel. It looks at class indices and probabilities itself: "cpu" raises IndexError where
-    one is wrong, "triton" asserts on the device."""
-    if torch.compiler.is_compiling():
-        import bitempered.kernels.triton  # noqa: F401 (registers the operator)
-
-        return torch.ops.bitempered.loss.default(logits, target, weight, *options, dtype)
-    module = cpu if kernel == "cpu" else triton_kernels()
-    if logits.requires_grad and torch.is_grad_enabled():
-        return _apply_fused_loss(logits, target, weight, (options, dtype, module))
-    return module.loss(logits, target, weight, options, dtype)
-
-
-def device_softmax(logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> Tensor:
-    """The "probabilities", their "logarithms" or the "partition" from the GPU kernel."""
-    return _DeviceSoftmax.apply(logits, t, axis, what, dtype)
+    """The gradient of each example's loss in its logits, in operations that can be differentiated and mapped."""
+    options = t1, t2, axis, label_smoothing, ignore_index
+    _, m = _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options)
+    return _partials(SimpleNamespace(saved_tensors=(logits, target, weight, m), options=options), False)[0]

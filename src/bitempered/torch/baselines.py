@@ -17,11 +17,9 @@ from torch import Tensor
 from bitempered import core
 from bitempered.checks import check_temperature, check_temperatures
 from bitempered.torch.autograd import encode, log_softmax_and_partition, xp
-from bitempered.torch.functional import (
-    check_classes,
-    reduce_classes,
-    result_dtype,
-)
+from bitempered.torch.checks import check_class_arguments
+from bitempered.torch.functional import result_dtype
+from bitempered.torch.reductions import reduce_classes
 
 __all__ = [
     "generalized_cross_entropy",
@@ -179,7 +177,7 @@ def _loss(
     label_smoothing: float,
 ) -> Tensor:
     """sum_c w_c y_c class_loss(log p)_c with p the tempered softmax, checked and reduced as in our loss."""
-    target, axis = check_classes(logits, target, weight, ignore_index, reduction, label_smoothing)
+    target, axis = check_class_arguments(logits, target, weight, ignore_index, reduction, label_smoothing)
     log_p, _ = log_softmax_and_partition(logits, t, axis)
     _, _, y, total, _, _ = encode(logits, target, weight, axis, float(label_smoothing), ignore_index)
     share = total * y

@@ -1,26 +1,21 @@
 """The public functions: they check, call the differentiable operations, and reduce."""
 
-import math
-from collections.abc import Callable
-from numbers import Real
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from bitempered import core, kernels
 from bitempered.checks import check_temperature, check_temperatures
-from bitempered.torch.autograd import (
-    compute_dtype,
-    device_softmax,
-    fused_loss,
-    log_softmax_and_partition,
-    loss_per_example,
-    mean_divisor,
-    xp,
+from bitempered.torch.autograd import compute_dtype, log_softmax_and_partition, loss_per_example, xp
+from bitempered.torch.checks import (
+    check_binary_arguments,
+    check_class_axis,
+    check_floating,
+    check_not_negative,
+    check_target_values,
+    class_options,
 )
-
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
+from bitempered.torch.fused import device_softmax, fused_loss
+from bitempered.torch.reductions import reduce, reduce_classes
 
 
 def log_t(x: Tensor, t: float) -> Tensor:
@@ -36,7 +31,7 @@ def log_t(x: Tensor, t: float) -> Tensor:
     tensor([-1.,  0.,  2.])
     """
     t = check_temperature(t, "t")
-    _check_floating(x, "x")
+    check_floating(x, "x")
     wide = x.to(compute_dtype(x.dtype))
     if t >= 1:
         return core.log_t(wide, t, xp=xp).to(x.dtype)
@@ -60,7 +55,7 @@ def exp_t(x: Tensor, t: float) -> Tensor:
     tensor([0., 1., 4.])
     """
     t = check_temperature(t, "t")
-    _check_floating(x, "x")
+    check_floating(x, "x")
     return core.exp_t(x.to(compute_dtype(x.dtype)), t, xp=xp).to(x.dtype)
 
 
@@ -112,7 +107,7 @@ def tempered_sigmoid(logits: Tensor, t: float) -> Tensor:
     >>> tempered_sigmoid(torch.zeros(2), 1.5)
     tensor([0.5000, 0.5000])
     """
-    _check_floating(logits, "logits")
+    check_floating(logits, "logits")
     pairs = torch.stack((torch.zeros_like(logits), logits), dim=-1)
     return tempered_softmax(pairs, t, dim=-1)[..., 1]
 
@@ -176,67 +171,18 @@ def class_loss(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """`bi_tempered_logistic_loss`, in `dtype` if one is given."""
-    target, options = _options(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing)
+    target, options = class_options(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing)
     dtype = dtype or result_dtype(logits)
-    kernel = kernels.choose(logits, target, options[2])
-    if kernel == "triton":
+    kernel = kernels.choose(logits, target, options.axis)
+    if kernel == "triton":  # it asserts values on the device
         return fused_loss(kernel, logits, target, weight, options, dtype)
     check_not_negative(weight, "weight")
-    if kernel == "cpu":
-        try:
-            return fused_loss(kernel, logits, target, weight, options, dtype)
-        except IndexError:  # the kernel looks at the indices itself; what is wrong with them is said below
-            pass
-    t1, t2, axis, label_smoothing, *_ = options
-    _check_target_values(target, logits.shape[axis], axis, ignore_index)
+    if kernel == "cpu":  # it checks class indices itself
+        return fused_loss(kernel, logits, target, weight, options, dtype)
+    t1, t2, axis, label_smoothing, ignore_index, reduction = options
+    check_target_values(target, logits.shape[axis], axis, ignore_index)
     losses = loss_per_example(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
     return reduce_classes(losses, target, weight, ignore_index, reduction).to(dtype)
-
-
-_Options = tuple[float, float, int, float, int, str]  # t1, t2, the class axis, smoothing, ignore_index, reduction
-_known: dict[Any, _Options] = {}
-
-
-def _options(
-    logits: Tensor,
-    target: Tensor,
-    t1: float,
-    t2: float,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-) -> tuple[Tensor, _Options]:
-    """Raises where arguments do not fit, but for the target's values; the target (indices as int64) and the options.
-
-    Arguments like those of an earlier call fit as they did: a training loop asks the same thousands of times.
-    """
-    key: Any = None
-    if not torch.compiler.is_compiling():
-        try:
-            of_weight = None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad)
-            key = (
-                logits.shape, logits.dtype, logits.device, target.shape, target.dtype, target.device, of_weight,
-                t1, t2, ignore_index, reduction, label_smoothing,
-                type(t1), type(t2), type(ignore_index), type(label_smoothing),  # 1.0 equals 1, and may not be allowed
-            )  # fmt: skip
-            found = _known.get(key)
-            if found is not None:
-                return _as_target(target), found
-        except (AttributeError, TypeError):  # no tensors, or nothing to look up by: the checks below say what is wrong
-            key = None
-    t1, t2 = check_temperatures(t1, t2)
-    target, axis = _check_arguments(logits, target, weight, ignore_index, reduction, label_smoothing)
-    options = t1, t2, axis, float(label_smoothing), ignore_index, reduction
-    if key is not None:
-        if len(_known) >= 4096:  # of so many shapes
-            _known.clear()
-        _known[key] = options
-    return target, options
-
-
-def _as_target(target: Tensor) -> Tensor:
-    return target if target.dtype == torch.int64 or target.is_floating_point() else target.long()
 
 
 def bi_tempered_binary_logistic_loss(
@@ -269,86 +215,23 @@ def bi_tempered_binary_logistic_loss(
     tensor([0.0304, 1.2555])
     """
     t1, t2 = check_temperatures(t1, t2)
-    check_reduction(reduction)
-    _check_floating(logits, "logits")
-    _check_tensor(target, "target")
-    if target.shape != logits.shape:
-        raise ValueError(f"target must have the shape of logits, {tuple(logits.shape)}, got {tuple(target.shape)}")
-    if target.is_complex():
-        raise RuntimeError(f"target must be real, got {target.dtype}")
-    for name, value in (("weight", weight), ("pos_weight", pos_weight)):
-        _check_weight(value, name, logits.device)
-        if value is not None and not _broadcasts(value, logits):
-            raise RuntimeError(
-                f"{name} must broadcast to the shape of logits, {tuple(logits.shape)}, got {tuple(value.shape)}"
-            )
-        check_not_negative(value, name)
-    _check_values(
-        target,
-        lambda: (target >= 0) & (target <= 1),
-        lambda: ValueError(f"target must be probabilities in [0, 1], got {_range(target)}"),
-    )
-    kernels.choose(logits, target, None)  # raises where a kernel is forced: none computes this loss
+    check_binary_arguments(logits, target, weight, pos_weight, reduction)
+    kernels.choose(logits, target, None)  # raises if a kernel is forced: none computes this loss
     if pos_weight is not None:
         pos_weight = pos_weight.expand_as(logits)
     losses = loss_per_example(logits, target, pos_weight, t1, t2, None)
     if weight is not None:
         losses = torch.where(weight == 0, 0.0, losses * weight)  # 0 times an infinite loss is 0
-    return _reduce(losses, reduction).to(result_dtype(logits))
-
-
-def check_classes(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-) -> tuple[Tensor, int]:
-    """Raises where the arguments of a loss over classes do not fit; the target (indices as int64) and the axis."""
-    target, axis = _check_arguments(logits, target, weight, ignore_index, reduction, label_smoothing)
-    _check_target_values(target, logits.shape[axis], axis, ignore_index)
-    check_not_negative(weight, "weight")
-    return target, axis
-
-
-def _check_arguments(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-) -> tuple[Tensor, int]:
-    """`check_classes`, but for values: those of the target, and whether a weight is negative."""
-    check_options(ignore_index, reduction, label_smoothing)
-    _check_floating(logits, "logits")
-    axis = min(1, logits.dim() - 1)
-    _check_class_axis(logits, axis)
-    target = _check_target(logits, target, axis, ignore_index)
-    _check_weight(weight, "weight", logits.device)
-    if weight is not None and weight.shape != logits.shape[axis : axis + 1]:
-        raise RuntimeError(
-            f"weight must have one entry for each of the {logits.shape[axis]} classes, got shape {tuple(weight.shape)}"
-        )
-    return target, axis
-
-
-def reduce_classes(losses: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str) -> Tensor:
-    """The reduction of `cross_entropy`: a mean over class indices divides by the summed weights of the targets."""
-    if reduction == "mean" and not target.is_floating_point():
-        divisor, empty = mean_divisor(target, weight, ignore_index, losses.dtype)
-        return torch.where(empty, math.nan, losses.sum() / divisor)
-    return _reduce(losses, reduction)
+    return reduce(losses, reduction).to(result_dtype(logits))
 
 
 def _softmax(logits: Tensor, t: float, dim: int, what: str) -> Tensor:
     """The "probabilities", their "logarithms", or the "partition" that normalises them."""
     t = check_temperature(t, "t")
-    _check_floating(logits, "logits")
+    check_floating(logits, "logits")
     if logits.dim() and not -logits.dim() <= dim < logits.dim():
         raise IndexError(f"dim must be in [{-logits.dim()}, {logits.dim() - 1}] for this shape, got {dim}")
-    _check_class_axis(logits, dim)
+    check_class_axis(logits, dim)
     axis = dim % logits.dim()
     if kernels.choose(logits, None, axis) == "triton":
         return device_softmax(logits, t, axis, what, result_dtype(logits))
@@ -365,149 +248,3 @@ def result_dtype(logits: Tensor) -> torch.dtype:
     if kind != "meta" and torch.is_autocast_enabled(kind):  # torch knows no autocast for meta tensors, and says so
         return compute_dtype(logits.dtype)
     return logits.dtype
-
-
-def _reduce(losses: Tensor, reduction: str) -> Tensor:
-    if reduction == "mean":
-        return losses.mean()
-    return losses.sum() if reduction == "sum" else losses
-
-
-def check_reduction(reduction: str) -> None:
-    if reduction not in ("none", "mean", "sum"):
-        raise ValueError(f'reduction must be "none", "mean" or "sum", got {reduction!r}')
-
-
-def check_options(ignore_index: int, reduction: str, label_smoothing: float) -> None:
-    check_reduction(reduction)
-    if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing <= 1.0:
-        raise RuntimeError(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
-    if not isinstance(ignore_index, int):
-        raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
-
-
-def check_class_weight(weight: Tensor | None, name: str) -> None:
-    """What can be said of class weights before there are logits."""
-    check_weight(weight, name)
-    if weight is not None and weight.dim() != 1:
-        raise RuntimeError(f"{name} must have one dimension, with an entry for each class, got {tuple(weight.shape)}")
-
-
-def check_weight(weight: Tensor | None, name: str) -> None:
-    _check_weight(weight, name, None)
-    check_not_negative(weight, name)
-
-
-def check_not_negative(weight: Tensor | None, name: str) -> None:
-    """A ValueError for a negative weight; NaN and infinity are for the loss to deal with, as in torch."""
-    if weight is None or weight.numel() == 0:
-        return
-    # The first question costs least, but a NaN among the weights hides the smallest.
-    if weight.is_cpu and _holds(weight, lambda: weight.min() >= 0):
-        return
-    if not _holds(weight, lambda: ~(weight < 0).any()):
-        raise ValueError(f"{name} must not be negative, got {weight[weight < 0].min().item():g}")
-
-
-def _check_tensor(x: Tensor, name: str) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-
-
-def _check_floating(x: Tensor, name: str) -> None:
-    _check_tensor(x, name)
-    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise RuntimeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
-
-
-def _check_class_axis(logits: Tensor, axis: int) -> None:
-    if logits.dim() == 0 or logits.shape[axis] == 0:
-        raise ValueError(f"logits must have a class dimension of at least one class, got shape {tuple(logits.shape)}")
-
-
-def _check_weight(weight: Tensor | None, name: str, device: torch.device | None) -> None:
-    if weight is None:
-        return
-    _check_floating(weight, name)
-    if weight.requires_grad:
-        raise RuntimeError(f"{name} cannot require a gradient: the loss is not differentiated in it; detach it")
-    if device is not None and weight.device != device:
-        raise RuntimeError(f"{name} is on {weight.device} and logits on {device}: they must be on one device")
-
-
-def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) -> Tensor:
-    """The target, class indices as int64; raises where it does not fit `logits`, whatever its values."""
-    _check_tensor(target, "target")
-    if target.device != logits.device:
-        raise RuntimeError(f"target is on {target.device} and logits on {logits.device}: they must be on one device")
-    rows = logits.shape[:axis] + logits.shape[axis + 1 :]
-    indices = target.dtype in _INTEGERS
-    if not indices and not target.is_floating_point():
-        raise RuntimeError(f"target must hold class indices (integers) or probabilities (floats), got {target.dtype}")
-    if target.shape != (rows if indices else logits.shape):
-        expected = (
-            f"target must be class indices (integers) of shape {tuple(rows)} or class probabilities (floats) of shape"
-            f" {tuple(logits.shape)}, got {target.dtype} of shape {tuple(target.shape)}"
-        )
-        # The shape of the other kind means that only the dtype is wrong; as in torch that is a RuntimeError.
-        raise (RuntimeError if target.shape in (rows, logits.shape) else ValueError)(expected)
-    if not indices and ignore_index >= 0:
-        raise RuntimeError(f"ignore_index is for class indices, got {ignore_index} with class probabilities")
-    return _as_target(target)
-
-
-def _check_target_values(target: Tensor, classes: int, axis: int, ignore_index: int) -> None:
-    if not target.is_floating_point():
-        _check_values(
-            target,
-            lambda: ((target >= 0) & (target < classes)) | (target == ignore_index),
-            lambda: IndexError(
-                f"target must hold class indices from 0 to {classes - 1} or ignore_index ({ignore_index}),"
-                f" got {_range(target[target != ignore_index])}"
-            ),
-        )
-        return
-    tolerance = 1e-3 if target.dtype in (torch.float32, torch.float64) else 1e-2
-    _check_values(
-        target,
-        lambda: (target >= 0).all(axis) & ((target.to(compute_dtype(target.dtype)).sum(axis) - 1).abs() <= tolerance),
-        lambda: ValueError(
-            f"target must hold probabilities in [0, 1] that sum to 1 within {tolerance} over the classes,"
-            f" got {_range(target)} and sums {_range(target.to(compute_dtype(target.dtype)).sum(axis))}"
-        ),
-    )
-
-
-def _check_values(x: Tensor, valid: Callable[[], Tensor], error: Callable[[], Exception]) -> None:
-    """Raises `error` on CPU, asserts on the device on CUDA, does nothing where values cannot be looked at."""
-    if not _holds(x, lambda: valid().all()):
-        raise error()
-
-
-def _holds(x: Tensor, claim: Callable[[], Tensor]) -> bool:
-    """Whether a claim about the values of x is true. On CUDA it is asserted there, and taken for true here."""
-    if torch.compiler.is_compiling():
-        return True
-    if x.device.type not in ("cpu", "cuda"):
-        return True
-    true = claim()
-    try:
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            return True
-        if not x.is_cuda or not hasattr(torch, "_assert_async"):
-            return bool(true)  # on CUDA this waits for the device
-        torch._assert_async(true)
-    except RuntimeError:  # vmap and tracing refuse to look at a value
-        pass
-    return True
-
-
-def _range(x: Tensor) -> str:
-    return f"values from {x.min().item():g} to {x.max().item():g}"
-
-
-def _broadcasts(x: Tensor, to: Tensor) -> bool:
-    try:
-        return torch.broadcast_shapes(x.shape, to.shape) == to.shape
-    except RuntimeError:
-        return False

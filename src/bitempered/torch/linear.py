@@ -1,16 +1,16 @@
 """The loss of the logits of a last linear layer, without ever holding all of them.
 
 A model with many classes spends most of its memory on logits and their gradient. Here rows of the hidden layer go
-through the linear layer and the loss a chunk at a time, and what remains of a chunk is its loss and its share of the
+through the linear layer and the loss a chunk at a time. All that remains of a chunk is its loss and its share of the
 gradients of the layer's input, weight and bias.
 
-A sum of shares of the weight's gradient must be kept in float32, twice the size of a half-precision weight. On a GPU
-there is none: what remains of a row are eight numbers that give the gradient of any class from its logit, and the
-weight's gradient is computed a chunk of classes at a time, each in one product over all rows.
+The sum of those shares of the weight's gradient must be in float32, twice the size of a half-precision weight. On a GPU
+there is no such sum: eight numbers of each row give the gradient of any class from its logit, and the weight's gradient
+is computed a chunk of classes at a time, each in one product over all rows.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,17 +18,21 @@ from torch import Tensor, nn
 
 from bitempered import kernels
 from bitempered.checks import check_number, check_temperatures
-from bitempered.torch.autograd import compute_dtype, mean_divisor, target_weights, triton_kernels
-from bitempered.torch.functional import (
-    check_class_weight,
-    check_classes,
-    check_options,
-    check_reduction,
-    class_loss,
-    result_dtype,
-)
+from bitempered.kernels.options import LossOptions
+from bitempered.kernels.targets import target_weights
+from bitempered.torch.autograd import compute_dtype
+from bitempered.torch.checks import check_class_arguments, check_class_weight, check_options, check_reduction
+from bitempered.torch.functional import class_loss, result_dtype
+from bitempered.torch.fused import triton_kernels
+from bitempered.torch.reductions import mean_divisor
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+class _LayerOptions(NamedTuple):
+    loss: LossOptions
+    class_weight: Tensor | None
+    softcap: float | None
 
 
 def linear_bi_tempered_logistic_loss(
@@ -71,7 +75,7 @@ def linear_bi_tempered_logistic_loss(
     >>> linear_bi_tempered_logistic_loss(hidden, weight, torch.tensor([0, 2]), t1=0.8, t2=1.2, reduction="none")
     tensor([0.0509, 3.2077])
     """
-    check_temperatures(t1, t2)
+    t1, t2 = check_temperatures(t1, t2)
     check_reduction(reduction)
     _check_softcap(softcap)
     _check_layer(hidden, weight, bias)
@@ -89,7 +93,8 @@ def linear_bi_tempered_logistic_loss(
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    options = (t1, t2, class_weight, ignore_index, reduction, label_smoothing, softcap)
+    of_loss = LossOptions(t1, t2, 1, label_smoothing, ignore_index, reduction)
+    options = _LayerOptions(of_loss, class_weight, softcap)
     flat = target.reshape(-1, len(weight)) if target.is_floating_point() else target.reshape(-1)
     inputs = hidden.reshape(-1, hidden.shape[-1]), weight, bias
     if torch.compiler.is_compiling():
@@ -150,7 +155,11 @@ class LinearBiTemperedLogisticLoss(nn.Module):
 
 
 class _LinearLoss(torch.autograd.Function):
-    """(hidden, weight, bias, target, options, a pass) -> the loss; the first backward gives its gradients away."""
+    """(hidden, weight, bias, target, options, compute) -> the loss, by `_chunks` or `_device_chunks`.
+
+    Unless the loss is per row, forward computes the gradients too. The first backward returns those very tensors; a
+    later one computes them again.
+    """
 
     @staticmethod
     def forward(
@@ -159,13 +168,13 @@ class _LinearLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         target: Tensor,
-        options: tuple[Any, ...],
-        run: Any,
+        options: _LayerOptions,
+        compute: Any,
     ) -> Tensor:
         ctx.save_for_backward(hidden, weight, bias, target)
-        ctx.options, ctx.run = options, run
-        needs = ctx.needs_input_grad[:3] if options[4] != "none" else (False, False, False)
-        loss, gradients = run(hidden, weight, bias, target, options, needs, None)
+        ctx.options, ctx.compute = options, compute
+        needs = ctx.needs_input_grad[:3] if options.loss.reduction != "none" else (False, False, False)
+        loss, gradients = compute(hidden, weight, bias, target, options, needs, None)
         if any(needs):
             ctx.gradients = gradients
         return loss
@@ -177,13 +186,12 @@ class _LinearLoss(torch.autograd.Function):
                 "linear_bi_tempered_logistic_loss has first derivatives only (create_graph=True asks for more):"
                 " use bi_tempered_logistic_loss on the logits"
             )
-        gradients = vars(ctx).pop("gradients", None)
+        gradients, per_row = vars(ctx).pop("gradients", None), ctx.options.loss.reduction == "none"
         if gradients is None:
-            hidden, weight, bias, target = ctx.saved_tensors
-            rows = g if ctx.options[4] == "none" else None
-            _, gradients = ctx.run(hidden, weight, bias, target, ctx.options, ctx.needs_input_grad[:3], rows)
-        if ctx.options[4] != "none":
-            scale = triton_kernels().scale_ if ctx.run is _device_pass else _scale
+            rows = g if per_row else None
+            _, gradients = ctx.compute(*ctx.saved_tensors, ctx.options, ctx.needs_input_grad[:3], rows)
+        if not per_row:
+            scale = triton_kernels().scale_ if ctx.compute is _device_chunks else _scale
             gradients = tuple(None if x is None else scale(x, g, x.dim() - 1) for x in gradients)
         return *gradients, None, None, None
 
@@ -192,47 +200,47 @@ def _scale(gradient: Tensor, g: Tensor, _: int) -> Tensor:
     return gradient.mul_(g)
 
 
-def _apply(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, options: tuple[Any, ...]) -> Tensor:
-    run = _device_pass if _by_triton(hidden, weight, target, options) else _pass
+def _apply(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, options: _LayerOptions) -> Tensor:
+    compute = _device_chunks if _by_triton(hidden, weight, target, options) else _chunks
     if torch.is_grad_enabled():
-        return _LinearLoss.apply(hidden, weight, bias, target, options, run)
-    return run(hidden, weight, bias, target, options, (False, False, False), None)[0]
+        return _LinearLoss.apply(hidden, weight, bias, target, options, compute)
+    return compute(hidden, weight, bias, target, options, (False, False, False), None)[0]
 
 
-def _by_triton(hidden: Tensor, weight: Tensor, target: Tensor, options: tuple[Any, ...]) -> bool:
-    """Whether `_device_pass` computes this; what it does not, `_pass` does, with the kernel where there is one."""
-    _, _, class_weight, ignore_index, reduction, label_smoothing, softcap = options
-    logits, some = hidden.detach().new_empty((0, len(weight))), target[:0]  # as those of a chunk, but of no rows
-    check_classes(logits, some, class_weight, ignore_index, reduction, label_smoothing)
-    plain = len(hidden) > 0 and not target.is_floating_point() and label_smoothing == 0 and softcap is None
-    return plain and kernels.choose(logits, some, 1) == "triton"
+def _by_triton(hidden: Tensor, weight: Tensor, target: Tensor, options: _LayerOptions) -> bool:
+    """Whether `_device_chunks` can compute this. Everything else is for `_chunks`."""
+    _, _, axis, label_smoothing, ignore_index, reduction = options.loss
+    logits, some = hidden.detach().new_empty((0, len(weight))), target[:0]  # like a chunk, but without rows
+    check_class_arguments(logits, some, options.class_weight, ignore_index, reduction, label_smoothing)
+    plain = len(hidden) > 0 and not target.is_floating_point() and label_smoothing == 0 and options.softcap is None
+    return plain and kernels.choose(logits, some, axis) == "triton"
 
 
-def _device_pass(
+def _device_chunks(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
-    options: tuple[Any, ...],
+    options: _LayerOptions,
     needs: tuple[bool, ...],
     g: Tensor | None,
 ) -> tuple[Tensor, Gradients]:
-    """`_pass` by the Triton kernels: chunks of rows with all classes, then chunks of classes with all rows."""
+    """`_chunks` by the Triton kernels: chunks of rows with all classes, then chunks of classes with all rows."""
     triton = triton_kernels()
-    t1, t2, class_weight, ignore_index, reduction, _, _ = options
-    of_loss = (t1, t2, 1, 0.0, ignore_index, reduction)
+    of_loss, class_weight, _ = options
+    reduction = of_loss.reduction
     (n, features), classes, any_needed = hidden.shape, len(weight), any(needs)
     target = target.long()
     divisor, scale = None, 1
     if reduction == "mean":
-        divisor = target_weights(target, class_weight, ignore_index, torch.float32).sum()
-        # That a gradient in float16 does not vanish, it is divided by less, and the rest divides products in float32.
+        divisor = target_weights(target, class_weight, of_loss.ignore_index, torch.float32).sum()
+        # Divided by all of n, a gradient in float16 would vanish. The rest divides the products, which are in float32.
         scale = min(n, 4096)
         g = torch.full((), scale, dtype=torch.float32, device=hidden.device)
     by_hidden = torch.empty_like(hidden) if needs[0] else None
     by_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs[2] else None
     state = hidden.new_empty((8, n), dtype=torch.float32) if needs[1] else None
-    # The gradient of the weight is not there yet: so far a chunk may be as large.
+    # The gradient of the weight is not allocated yet: until then a chunk may be as large.
     step = _even(n, max(_rows_per_chunk(n, classes, features), features if needs[1] else 0), 1)
     buffer = _buffer(hidden, step, classes)
     losses = []
@@ -258,7 +266,7 @@ def _device_pass(
         for start in range(0, classes, step):
             some = slice(start, start + step)
             logits = _linear(hidden, weight[some], None if bias is None else bias[some], buffer)
-            triton.class_gradients_(logits, target, state, start, t1, t2)
+            triton.class_gradients_(logits, target, state, start, of_loss.t1, of_loss.t2)
             _product(logits.t(), hidden, scale, by_weight[some])
     if by_bias is not None and bias is not None:
         by_bias = (by_bias / scale).to(bias.dtype)
@@ -277,31 +285,31 @@ def _product(a: Tensor, b: Tensor, divisor: int, out: Tensor) -> None:
 
 
 def _buffer(like: Tensor, rows: int, classes: int) -> Tensor:
-    """Rows that all start where matrix products like them to: at a multiple of 16 bytes."""
+    """An empty matrix whose rows start at multiples of 16 bytes, which makes matrix products fast."""
     return like.new_empty((rows, -(-classes // 8) * 8))
 
 
 def _even(n: int, most: int, multiple: int) -> int:
-    """The size of the fewest chunks of at most about `most`, a multiple, such that the last one is not much smaller."""
+    """A chunk size of at most about `most`, a multiple of `multiple`, with few chunks and the last not much smaller."""
     return -(-n // (-(-n // most) * multiple)) * multiple
 
 
 def _classes_per_chunk(rows: int, classes: int, features: int) -> int:
-    """So many that their logits are about as large as the hidden layer, or as a sixteenth of the weight."""
+    """As many as have logits about as large as the hidden layer, or as a sixteenth of the weight."""
     return max(256, features, classes * features // (16 * rows))
 
 
-def _pass(
+def _chunks(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
-    options: tuple[Any, ...],
+    options: _LayerOptions,
     needs: tuple[bool, ...],
     g: Tensor | None,
 ) -> tuple[Tensor, Gradients]:
-    """The loss, and the gradients of it (of sum(g * loss), for a loss per row) that are needed."""
-    t1, t2, class_weight, ignore_index, reduction, label_smoothing, softcap = options
+    """The loss and the gradients that are needed: of the loss, or if it is per row, of sum(g * loss)."""
+    (t1, t2, _, label_smoothing, ignore_index, reduction), class_weight, softcap = options
     wide = compute_dtype(hidden.dtype)
     by_hidden = torch.empty_like(hidden) if needs[0] else None
     by_weight = torch.zeros_like(weight, dtype=wide) if needs[1] else None
@@ -354,7 +362,7 @@ def _capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 def _rows_per_chunk(rows: int, classes: int, features: int) -> int:
-    """So many that their logits are about as large as the hidden layer; 256 at least, to keep matrix products large."""
+    """As many as have logits about as large as the hidden layer; at least 256, to keep matrix products large."""
     return max(256, rows * features // classes)
 
 

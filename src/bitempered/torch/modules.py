@@ -3,14 +3,8 @@
 from torch import Tensor, nn
 
 from bitempered.checks import check_temperatures
-from bitempered.torch.functional import (
-    bi_tempered_binary_logistic_loss,
-    bi_tempered_logistic_loss,
-    check_class_weight,
-    check_options,
-    check_reduction,
-    check_weight,
-)
+from bitempered.torch.checks import check_class_weight, check_options, check_reduction, check_weight
+from bitempered.torch.functional import bi_tempered_binary_logistic_loss, bi_tempered_logistic_loss
 
 
 class BiTemperedLogisticLoss(nn.Module):

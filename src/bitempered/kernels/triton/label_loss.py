@@ -1,0 +1,193 @@
+"""Kernels for the loss of class indices without label smoothing."""
+
+import triton
+import triton.language as tl
+
+from bitempered.kernels.triton.mathematics import decay_factor, exp, gradient_terms, grown, log_ratio, phi
+from bitempered.kernels.triton.solver import moved, solve
+from bitempered.kernels.triton.tiles import any_row, load, program_rows, store, tile_columns, wide
+
+
+@triton.jit
+def _count(target_ptr, weight_ptr, n_rows, n_classes, ignore_index, WEIGHTED: tl.constexpr, COUNT: tl.constexpr):
+    """The sum of the weights of all targets, read COUNT at a time."""
+    total = tl.zeros((COUNT,), tl.float32)
+    for at in tl.range(0, n_rows, COUNT):
+        row = at + tl.arange(0, COUNT)
+        label = tl.load(target_ptr + row, mask=row < n_rows, other=ignore_index)
+        kept = label != ignore_index
+        if WEIGHTED:
+            known = kept & (label >= 0) & (label < n_classes)
+            total += tl.load(weight_ptr + label, mask=known, other=0.0).to(tl.float32)
+        else:
+            total += tl.where(kept, 1.0, 0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def divisor_kernel(
+    target_ptr, weight_ptr, divisor_ptr, n_rows, n_classes, ignore_index, WEIGHTED: tl.constexpr, COUNT: tl.constexpr
+):
+    tl.store(divisor_ptr, _count(target_ptr, weight_ptr, n_rows, n_classes, ignore_index, WEIGHTED, COUNT))
+
+
+@triton.jit
+def loss_kernel(
+    logits_ptr, outer_stride, inner_stride, class_stride, grad_ptr, grad_outer, grad_inner, grad_class,
+    target_ptr, weight_ptr, g_ptr, g_stride, losses_ptr, divisor_ptr, state_ptr, state_stride,
+    n_rows, n_inner, n_classes, ignore_index,
+    t1, t2, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, SHIFT: tl.constexpr,
+    Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr, SAME: tl.constexpr,
+    WEIGHTED: tl.constexpr, MEAN: tl.constexpr, REDUCE: tl.constexpr, WITH_LOSS: tl.constexpr, WITH_GRAD: tl.constexpr,
+    SCALED: tl.constexpr, COUNTED: tl.constexpr, WITH_STATE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, SINGLE: tl.constexpr,
+):  # fmt: skip
+    """The loss of class indices, per row or summed over the rows of a program, and its gradient.
+
+    Both are weighted and, for a MEAN, divided by the divisor. A SCALED gradient is also multiplied by g. The gradient
+    may overwrite the logits. The state of a row is what `class_gradients_kernel` needs.
+    """
+    outer, inner, row_in, row = program_rows(n_inner, ROWS)
+    base = logits_ptr + outer * outer_stride + inner * inner_stride
+    label = tl.load(target_ptr + row, mask=row_in, other=0).to(tl.int64)
+    ignored = label == ignore_index
+    known = (label >= 0) & (label < n_classes)
+    tl.device_assert(ignored | known | (row_in == 0), "target must hold class indices or ignore_index")
+    active = row_in & known & (ignored == 0)
+    label_logit = tl.load(base + label * class_stride, mask=active, other=float("-inf")).to(tl.float32)
+    factor = tl.where(ignored, 0.0, 1.0)
+    if WEIGHTED:
+        factor = tl.load(weight_ptr + label, mask=active, other=0.0).to(tl.float32)
+        tl.device_assert((factor < 0.0) == 0, "weight must not be negative")
+    label = tl.where(active, label, -1).to(tl.int32)
+    top, m, delta, peeled, ties, S0, S1, S2, S3, T0, T1, T2, T3, tile = solve(
+        base, class_stride, n_classes, row_in, active & (factor != 0.0), label, label_logit, t1, t2, s,
+        KIND, NEAR, FAST, SHIFT, Q, R, E, ROWS, COLUMNS, VECTOR, SINGLE,
+    )  # fmt: skip
+    z = phi(delta, s, KIND == 0)
+    m += delta
+    d = decay_factor(m, s, KIND)
+    log_r, outside = log_ratio(top - label_logit, d, s, KIND, False)  # of the label, so not fast but exact
+    log_p = log_r - m
+    divisor = 1.0
+    if MEAN:
+        if COUNTED:
+            divisor = tl.load(divisor_ptr).to(tl.float32)
+        else:
+            divisor = _count(target_ptr, weight_ptr, n_rows, n_classes, ignore_index, WEIGHTED, 256)
+
+    if WITH_LOSS:
+        others = exp((t1 - 2.0) * m) * (moved(T0, T1, T2, 2.0 - t1, z, delta, s, KIND, FAST) + ties)
+        linear: tl.constexpr = SAME and KIND > 0  # then -log_t1 p is linear in the logits
+        first = top - label_logit + phi(m, s, False) if linear else phi(-log_p, t1 - 1.0, SHIFT == 0)
+        loss = first - phi(-log_p, t1 - 2.0, False) + others / (2.0 - t1)
+        loss = tl.where(factor == 0.0, 0.0, factor * tl.where(loss < 0.0, 0.0, loss))
+        loss = tl.where(ignored | known, loss, float("nan"))
+        if REDUCE:
+            mean = tl.sum(tl.where(row_in, loss, 0.0), 0) / divisor
+            tl.store(losses_ptr + tl.program_id(0), tl.where(divisor == 0.0, float("nan"), mean) if MEAN else mean)
+        else:
+            tl.store(losses_ptr + row, loss.to(losses_ptr.dtype.element_ty), mask=row_in)
+
+    if WITH_GRAD:
+        if MEAN:
+            factor = tl.where(divisor == 0.0, 0.0, factor / divisor)  # the gradient of a mean of nothing is 0
+        if SCALED:
+            factor *= tl.load(g_ptr + row * g_stride, mask=row_in, other=0.0).to(tl.float32)
+        zero = ignored | (factor == 0.0)
+        power = exp((t1 - 1.0 - t2) * m)
+        rest_t2 = moved(S1, S2, S3, t2, z, delta, s, KIND, FAST)
+        rest_both = moved(T1, T2, T3, 1.0 + t2 - t1, z, delta, s, KIND, FAST)
+        not_label = exp(-m) * (moved(S0, S1, S2, 1.0, z, delta, s, KIND, FAST) + ties)  # 1 - p of the label
+        label_t2 = exp(grown(log_r, s, NEAR))
+        if KIND < 0:
+            label_t2 = tl.where(outside, 0.0, tl.where(t2 == 0.0, 1.0, label_t2))
+        pull = tl.where(outside, 0.0, not_label) if SAME else exp((s + (1.0 - t1)) * log_p) * not_label
+        push = power * (rest_both + ties)
+        share = factor / (rest_t2 + ties + label_t2)
+        of_label = tl.where(zero, 0.0, -share * (pull * (rest_t2 + ties) + label_t2 * push))
+        of_top = tl.where(zero, 0.0, share * (power * (rest_t2 + label_t2 - rest_both) + pull))
+        label_grad, top_grad = wide(of_label), wide(of_top)
+        c1, c2 = factor * power, share * (pull - push)
+        columns = tile_columns(COLUMNS, VECTOR)
+        grad_base = grad_ptr + outer * grad_outer + inner * grad_inner
+        # Backwards, since the end of a long row was read last and is still in the cache.
+        last = tl.multiple_of((n_classes - 1) // COLUMNS * COLUMNS, 16)
+        begin = 0
+        if not (SINGLE or WITH_STATE):
+            begin = tl.where(peeled | any_row(zero), 0, last + COLUMNS)
+            coming = load(base, class_stride, last + columns, n_classes, row_in)
+            for back in tl.range(0, begin, COLUMNS):
+                a = coming.to(tl.float32)
+                ahead = tl.multiple_of(tl.maximum(last - back - COLUMNS, 0), 16)
+                coming = load(base, class_stride, ahead + columns, n_classes, row_in)
+                c = tl.multiple_of(last - back, 16) + columns
+                grad = gradient_terms(wide(top) - a, wide(d), wide(c1), wide(c2), t1, t2, s, KIND, NEAR, FAST, Q, R, E)
+                store(grad_base, grad_class, c, n_classes, row_in, grad)
+            if begin > 0:
+                tl.debug_barrier()
+                at = label.to(tl.int64) * grad_class
+                tl.store(grad_base + at, of_label.to(grad_ptr.dtype.element_ty), mask=active)
+        peak = tl.full((ROWS, COLUMNS // VECTOR), float("-inf"), tl.float32)
+        at_top = tl.full((ROWS, COLUMNS // VECTOR), -1, tl.int32)
+        for back in tl.range(begin, last + COLUMNS, COLUMNS):  # what the loop above did not do
+            at = tl.multiple_of(last - back, 16)
+            c = at + columns
+            a = tile if SINGLE else load(base, class_stride, c, n_classes, row_in).to(tl.float32)
+            grad = gradient_terms(wide(top) - a, wide(d), wide(c1), wide(c2), t1, t2, s, KIND, NEAR, FAST, Q, R, E)
+            if WITH_STATE:
+                peak = tl.maximum(peak, tl.max(a, 2))
+                at_top = tl.maximum(at_top, tl.max(tl.where(a == wide(top), c[None, :, :], -1), 2))
+            if peeled:
+                grad = tl.where(a == wide(top), top_grad, grad)
+            grad = tl.where(wide(zero), 0.0, grad)
+            if any_row((label >= at) & (label < at + COLUMNS)):
+                grad = tl.where(c[None, :, :] == wide(label), label_grad, grad)
+            store(grad_base, grad_class, c, n_classes, row_in, grad)
+        if WITH_STATE:
+            kind = tl.where(zero, -2, tl.where(peeled, tl.max(at_top, 1), -1))
+            state = state_ptr + row
+            tl.store(state, kind.to(tl.float32, bitcast=True), mask=row_in)
+            tl.store(state + state_stride, top, mask=row_in)
+            tl.store(state + 2 * state_stride, tl.max(peak, 1), mask=row_in)
+            tl.store(state + 3 * state_stride, d, mask=row_in)
+            tl.store(state + 4 * state_stride, c1, mask=row_in)
+            tl.store(state + 5 * state_stride, c2, mask=row_in)
+            tl.store(state + 6 * state_stride, of_label, mask=row_in)
+            tl.store(state + 7 * state_stride, of_top, mask=row_in)
+
+
+@triton.jit
+def class_gradients_kernel(
+    logits_ptr, row_stride, target_ptr, state_ptr, state_stride, n_rows, first, n_classes, t1, t2, s,
+    KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Overwrite logits that were computed again, of the classes from `first` on, with the gradient of `loss_kernel`.
+
+    Another matrix product may round a logit to its neighbour. For most classes that is just one more rounding of the
+    gradient. But for a class with most of the mass terms cancel, and above the largest logit a power may have no value.
+    So the state has the number of the largest class and the largest logit, and the label is known by its number.
+    """
+    _, _, row_in, row = program_rows(n_rows, ROWS)
+    base = logits_ptr + row * row_stride
+    state = state_ptr + row
+    kind = tl.load(state, mask=row_in, other=0.0).to(tl.int32, bitcast=True)
+    top = wide(tl.load(state + state_stride, mask=row_in, other=0.0))
+    peak = wide(tl.load(state + 2 * state_stride, mask=row_in, other=0.0))
+    d = wide(tl.load(state + 3 * state_stride, mask=row_in, other=1.0))
+    c1 = wide(tl.load(state + 4 * state_stride, mask=row_in, other=0.0))
+    c2 = wide(tl.load(state + 5 * state_stride, mask=row_in, other=0.0))
+    label_grad = wide(tl.load(state + 6 * state_stride, mask=row_in, other=0.0))
+    top_grad = wide(tl.load(state + 7 * state_stride, mask=row_in, other=0.0))
+    label = wide(tl.load(target_ptr + row, mask=row_in, other=-1))
+    peeled, zero, at_top = wide(kind >= 0), wide(kind == -2), wide(kind)
+    columns = tile_columns(COLUMNS, VECTOR)
+    for at in tl.range(0, n_classes, COLUMNS):
+        c = tl.multiple_of(at, 16) + columns
+        number = (first + c)[None, :, :]
+        a = tl.minimum(load(base, 1, c, n_classes, row_in).to(tl.float32), peak)
+        grad = gradient_terms(top - a, d, c1, c2, t1, t2, s, KIND, NEAR, FAST, Q, R, E)
+        grad = tl.where(peeled & ((number == at_top) | (a == top)), top_grad, grad)
+        grad = tl.where(zero, 0.0, tl.where(number == label, label_grad, grad))
+        store(base, 1, c, n_classes, row_in, grad)

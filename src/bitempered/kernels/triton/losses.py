@@ -1,0 +1,198 @@
+"""The loss and its gradient: which kernel computes them, with which arguments."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitempered.kernels.memo import Memo
+from bitempered.kernels.options import LossOptions
+from bitempered.kernels.targets import target_weights
+from bitempered.kernels.triton.label_loss import class_gradients_kernel, divisor_kernel, loss_kernel
+from bitempered.kernels.triton.launch import (
+    ASSERTING_OPTIONS,
+    COMPILER_OPTIONS,
+    DIRECT,
+    FAST_MATH,
+    launch_kernel,
+    on_device_of,
+    temperature_constants,
+)
+from bitempered.kernels.triton.soft_loss import soft_loss_kernel
+from bitempered.kernels.triton.tiles import as_blocks, count_tiles, empty_gradient, tile_for
+
+_COUNTED_BY_EACH = 4096  # targets: up to so many, counting them in every program is faster than one more launch
+_COUNTED_BY_ONE = 65536  # targets: beyond, one program that counts them takes longer than two launches of torch
+_REGISTERS = 64  # of a thread in the pass over long rows: what it spills costs less than more warps gain
+_plans = Memo()
+
+
+def loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype) -> Tensor:
+    """The loss in `dtype`."""
+    return _compute_as_planned(logits, target, weight, options, dtype, None)
+
+
+def loss_and_gradient(
+    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    made = empty_gradient(logits, options.axis)
+    return _compute_as_planned(logits, target, weight, options, dtype, made), made
+
+
+def _compute_as_planned(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: LossOptions,
+    dtype: torch.dtype,
+    gradient: Tensor | None,
+) -> Tensor:
+    """`_compute`, by a plan if one like it has run before: for small batches launching takes most of the time."""
+    x, labels = logits.data_ptr(), target.data_ptr()
+    into = x if gradient is None else gradient.data_ptr()
+    key: Any = None
+    if DIRECT and weight is None and (x | into | labels) % 16 == 0:
+        device = logits.get_device()
+        if device == torch.cuda.current_device():
+            key = (
+                options, dtype, device, logits.dtype, logits.shape, logits.stride(), target.dtype, target.stride(),
+                gradient is None,
+            )  # fmt: skip
+        plan = _plans.get(key)  # there is none for None
+        if plan is not None:
+            launch, pattern, strides, into_strides, rest, count = plan
+            losses = torch.empty_like(pattern)
+            total = None
+            if count is not None:
+                divisor = torch.empty((), dtype=torch.float32, device=logits.device)
+                total = divisor.data_ptr()
+                count[0](labels, None, total, rest[2], *rest[4:6], *count[1])
+            # Addresses: Triton would ask every tensor for its own, which takes time.
+            launch(x, *strides, into, *into_strides, labels, None, None, 0, losses.data_ptr(), total, *rest)
+            return _finish(losses, options.reduction != "none", dtype)
+    return _compute(logits, target, weight, options, dtype, gradient, None, key=key)
+
+
+def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
+    """The gradient of sum(g * loss) in the logits, contiguous."""
+    made = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    _compute(logits, target, weight, options, None, made, g)
+    return made
+
+
+def chunk_loss(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: LossOptions,
+    divisor: Tensor | None,
+    g: Tensor | None,
+    with_gradient: bool,
+    state: Tensor | None,
+) -> Tensor:
+    """The loss of a chunk of rows of class indices, in float32. A mean divides by `divisor`.
+
+    The gradient, multiplied by g, overwrites the logits. `class_gradients_` needs the state, (8, rows).
+    """
+    into = logits if with_gradient else None
+    return _compute(logits, target, weight, options, torch.float32, into, g, divisor, state)
+
+
+def class_gradients_(logits: Tensor, target: Tensor, state: Tensor, first: int, t1: float, t2: float) -> None:
+    """Overwrite logits that were computed again, of the classes from `first` on, with the gradient."""
+    rows, classes = logits.shape
+    temperature = temperature_constants(t1, t2)
+    tile = dict(tile_for(classes, rows, (logits, (0, logits.stride(0), logits.stride(1)))))
+    tile.pop("SINGLE")
+    constants = {name: temperature[name] for name in ("KIND", "NEAR", "FAST", "Q", "R", "E")}
+    with on_device_of(logits):
+        arguments = (
+            logits, logits.stride(0), target, state, state.stride(0), rows, first, classes, t1, t2, t2 - 1,
+        )  # fmt: skip
+        launch_kernel(class_gradients_kernel, count_tiles(rows, tile), arguments, constants | tile | COMPILER_OPTIONS)
+
+
+def _compute(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: LossOptions,
+    dtype: torch.dtype | None,
+    gradient: Tensor | None,
+    g: Tensor | None,
+    divisor: Tensor | None = None,
+    state: Tensor | None = None,
+    key: Any = None,
+) -> Tensor:
+    t1, t2, axis, label_smoothing, ignore_index, reduction = options
+    device, classes = logits.device, logits.shape[axis]
+    indices = not target.is_floating_point()
+    n = target.numel() if indices else target.numel() // classes
+    reduce, mean = reduction != "none", reduction == "mean"
+    shape = () if reduce else logits.shape[:axis] + logits.shape[axis + 1 :]
+    if n == 0:
+        return torch.full(shape, math.nan if mean else 0.0, dtype=dtype, device=device)
+    x, outer, inner, strides = as_blocks(logits, axis)
+    into, _, _, into_strides = (x, outer, inner, strides) if gradient is None else as_blocks(gradient, axis)
+    geometry = tile_for(classes, inner, (x, strides), (into, into_strides))
+    programs = outer * count_tiles(inner, geometry)
+    kept = torch.float32 if reduce or dtype is None else dtype
+    losses = torch.empty(shape if programs == 1 or not reduce else programs, dtype=kept, device=device)
+    weight = None if weight is None else weight.contiguous()
+    labels = target.contiguous() if indices else target
+    counted = divisor is not None or n > _COUNTED_BY_EACH or not indices or label_smoothing > 0
+    count = None
+    if mean and counted and divisor is None:
+        if not indices:
+            divisor = torch.full((), n, dtype=torch.float32, device=device)
+        elif n > _COUNTED_BY_ONE:
+            divisor, key = target_weights(target, weight, ignore_index, torch.float32).sum(), None
+        else:
+            divisor = torch.empty((), dtype=torch.float32, device=device)
+            constants = {"WEIGHTED": weight is not None, "COUNT": 4096, "num_warps": 8, **COMPILER_OPTIONS}
+            with on_device_of(x):
+                targets = labels, weight, divisor, n, classes, ignore_index
+                count = launch_kernel(divisor_kernel, 1, targets, constants)
+    common = {
+        **temperature_constants(t1, t2), **geometry, **ASSERTING_OPTIONS, "SAME": t1 == t2,
+        "WEIGHTED": weight is not None, "MEAN": mean, "REDUCE": reduce, "WITH_LOSS": dtype is not None,
+        "WITH_GRAD": gradient is not None, "SCALED": g is not None,
+    }  # fmt: skip
+    g_stride = 0 if g is None or reduce else 1
+    g = g if g is None or reduce else g.contiguous()
+    arguments: tuple[Any, ...]
+    with on_device_of(x):
+        if indices and not label_smoothing:
+            arguments = (
+                x, *strides, into, *into_strides, labels, weight, g, g_stride, losses, divisor,
+                state, 0 if state is None else state.stride(0), n, inner, classes, ignore_index, t1, t2, t2 - 1,
+            )  # fmt: skip
+            common |= {"COUNTED": counted, "WITH_STATE": state is not None}
+            if FAST_MATH and not geometry["SINGLE"]:
+                common["maxnreg"] = _REGISTERS
+            found = launch_kernel(loss_kernel, programs, arguments, common)
+            if key is not None and found is not None and x is logits and labels is target:
+                launch, rest = found
+                pattern = losses.new_empty(()).expand(losses.shape)
+                pattern.untyped_storage().resize_(0)  # keeps shape, dtype and device, but no memory in a graph's pool
+                _plans.keep(key, (launch, pattern, strides, into_strides, (*arguments[14:], *rest), count))
+        else:
+            y, y_strides = (labels, (0, 0, 0)) if indices else as_blocks(target, axis)[::3]
+            for name in ("SHIFT", "Q", "R", "E"):
+                del common[name]
+            arguments = (
+                x, *strides, into, *into_strides, y, *y_strides, weight, g, g_stride, losses, divisor,
+                inner, classes, ignore_index, label_smoothing, 1e-3 if target.element_size() > 2 else 1e-2,
+                t1, t2, t2 - 1,
+            )  # fmt: skip
+            launch_kernel(soft_loss_kernel, programs, arguments, common | {"T1_IS_ONE": t1 == 1, "INDICES": indices})
+    return _finish(losses, reduce, dtype)
+
+
+def _finish(losses: Tensor, reduce: bool, dtype: torch.dtype | None) -> Tensor:
+    if dtype is None:  # only the gradient is wanted
+        return losses
+    if reduce and losses.dim():
+        losses = losses.sum()
+    return losses if dtype == losses.dtype else losses.to(dtype)

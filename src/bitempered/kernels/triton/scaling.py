@@ -1,0 +1,54 @@
+"""A gradient multiplied in place by the one that backward receives."""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bitempered.kernels.triton.launch import COMPILER_OPTIONS, launch_kernel, on_device_of
+from bitempered.kernels.triton.tiles import any_row, as_blocks, count_tiles, load, store, tile_columns, tile_for, wide
+
+_SMALL_GRADIENT = 2**23  # numbers: below, an operation of torch is faster than a launch that may have nothing to do
+
+
+@triton.jit
+def _scale_kernel(
+    grad_ptr, outer_stride, inner_stride, class_stride, g_ptr, g_stride, n_outer, n_inner, n_classes,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Multiply the rows of the gradient by g, in place. A tile where every g is 1 is not even read."""
+    tiles = tl.cdiv(n_inner, ROWS)
+    columns = tile_columns(COLUMNS, VECTOR)
+    for tile in tl.range(tl.program_id(0), tiles * n_outer, tl.num_programs(0)):
+        outer = (tile // tiles).to(tl.int64)
+        inner = (tile % tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        row_in = inner < n_inner
+        g = tl.load(g_ptr + (outer * n_inner + inner) * g_stride, mask=row_in, other=1.0).to(tl.float32)
+        if any_row(g != 1.0):
+            base = grad_ptr + outer * outer_stride + inner * inner_stride
+            for at in tl.range(0, n_classes, COLUMNS):
+                c = tl.multiple_of(at, 16) + columns
+                x = load(base, class_stride, c, n_classes, row_in)
+                store(base, class_stride, c, n_classes, row_in, wide(g) * x.to(tl.float32))
+
+
+def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
+    """Multiply the gradient in place by g, a scalar or one number per row; free where that is 1."""
+    if gradient.numel() < _SMALL_GRADIENT:
+        return gradient.mul_(g.unsqueeze(axis) if g.dim() else g)
+    x, outer, inner, strides = as_blocks(gradient, axis)
+    if x.numel():
+        tile = dict(tile_for(x.shape[1], inner, (x, strides)))
+        tile.pop("SINGLE")
+        programs = min(outer * count_tiles(inner, tile), 8 * _processors(x.device))
+        with on_device_of(x):
+            arguments = x, *strides, g.contiguous(), 1 if g.dim() else 0, outer, inner, x.shape[1]
+            launch_kernel(_scale_kernel, programs, arguments, tile | COMPILER_OPTIONS)
+    return gradient
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

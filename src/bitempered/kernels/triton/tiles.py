@@ -1,0 +1,134 @@
+"""How tensors are cut into tiles: one program of a kernel owns a few rows and walks over their columns, the classes.
+
+Tiles are (rows, columns / vector, vector): one thread loads the numbers of the last axis together, and adds them up
+before it adds to its sums.
+"""
+
+import functools
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def wide(x):
+    return x[:, None, None]
+
+
+@triton.jit
+def any_row(x):
+    return tl.max(x.to(tl.int32), 0) > 0
+
+
+@triton.jit
+def row_sum(x):
+    return tl.sum(tl.sum(x, 2), 1)
+
+
+@triton.jit
+def lane_of(x, LANE: tl.constexpr, VECTOR: tl.constexpr):
+    """One of every VECTOR numbers on the last axis: a different one for each LANE, in no particular order."""
+    if VECTOR == 1:
+        return tl.reshape(x, (x.shape[0], x.shape[1]))
+    else:
+        even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], VECTOR // 2, 2)))
+        return lane_of(odd if LANE % 2 else even, LANE // 2, VECTOR // 2)
+
+
+@triton.jit
+def tile_columns(COLUMNS: tl.constexpr, VECTOR: tl.constexpr):
+    return tl.arange(0, COLUMNS // VECTOR)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+
+
+@triton.jit
+def program_rows(n_inner, ROWS: tl.constexpr):
+    """The rows of this program: their block, their places in it, whether they exist, and their numbers."""
+    tiles = tl.cdiv(n_inner, ROWS)
+    outer = (tl.program_id(0) // tiles).to(tl.int64)
+    inner = (tl.program_id(0) % tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    return outer, inner, inner < n_inner, outer * n_inner + inner
+
+
+@triton.jit
+def load(base, class_stride, c, n_classes, row_in, AGAIN: tl.constexpr = False):
+    """The logits of classes c, and -inf beyond the last class. AGAIN keeps them in the cache.
+
+    They stay in the dtype of the tensor: a loop loads them one turn ahead, and in that dtype they take less room.
+    """
+    kept = row_in[:, None, None] & (c < n_classes)[None, :, :]
+    at = base[:, None, None] + (c.to(tl.int64) * class_stride)[None, :, :]
+    if AGAIN:
+        return tl.load(at, mask=kept, other=float("-inf"), eviction_policy="evict_last")
+    return tl.load(at, mask=kept, other=float("-inf"), eviction_policy="evict_first")
+
+
+@triton.jit
+def store(base, class_stride, c, n_classes, row_in, x):
+    kept = row_in[:, None, None] & (c < n_classes)[None, :, :]
+    at = base[:, None, None] + (c.to(tl.int64) * class_stride)[None, :, :]
+    tl.store(at, x.to(base.dtype.element_ty), mask=kept, eviction_policy="evict_first")
+
+
+@functools.lru_cache(4096)
+def choose_tile(classes: int, inner: int, itemsize: int, contiguous: bool, vector: int) -> dict[str, Any]:
+    """The tile of a program and its warps: the fastest of those tried on an H200, legal anywhere.
+
+    `contiguous` says that the classes of a row are neighbours in memory, and `vector` how many are loaded at once. Rows
+    of up to 8,192 classes stay in registers.
+    """
+    columns = max(16, triton.next_power_of_2(classes))
+    if not contiguous:  # then neighbouring rows are loaded together
+        rows, columns, warps = min(32, triton.next_power_of_2(inner)), min(columns, 32), 4
+    elif columns > 8192:
+        # A row is read twice. If it has more than 64 kB, more of it is still in the L2 cache the second time when fewer
+        # rows are under way. Half precision, where memory does not bind, gains nothing from that.
+        rows, warps = 1, 8 if itemsize == 4 and classes > 2**14 else 4
+        columns = 2 * warps * 32 * 16 // itemsize
+    elif inner * columns <= 4096:  # one program, which then adds up the losses as well
+        rows = triton.next_power_of_2(inner)
+        warps = min(16, max(1, rows * columns // 128))
+    elif columns > 512:
+        rows, warps = 1, min(8, columns // 512)
+    else:
+        rows = 512 // columns
+        while rows > 1 and rows * columns > 128 and inner < 512 * rows:
+            rows //= 2  # a small batch is bound by how long one program takes
+        warps = max(1, rows * columns // 128)
+    single = classes <= columns
+    return {"ROWS": rows, "COLUMNS": columns, "VECTOR": vector, "SINGLE": single, "num_warps": warps}
+
+
+def tile_for(classes: int, inner: int, *tensors: tuple[Tensor, tuple[int, int, int]]) -> dict[str, Any]:
+    x, strides = tensors[0]
+    vector = 16 // x.element_size()
+    aligned = classes % vector == 0
+    for y, (outer, row, one) in tensors:
+        aligned = aligned and one == 1 and outer % vector == row % vector == y.data_ptr() % 16 == 0
+    return choose_tile(classes, inner, x.element_size(), strides[2] == 1, vector if aligned else 1)
+
+
+def count_tiles(rows: int, geometry: dict[str, Any]) -> int:
+    return -(-rows // int(geometry["ROWS"]))
+
+
+def as_blocks(x: Tensor, axis: int) -> tuple[Tensor, int, int, tuple[int, int, int]]:
+    """x (or a copy) as blocks of rows, how many blocks, rows in each, and the strides of block, row and class."""
+    if axis == 1 and x.dim() == 2:
+        return x, 1, x.shape[0], (0, x.stride(0), x.stride(1))
+    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    if after == 1:
+        x = x.reshape(before, x.shape[axis])
+        return x, 1, before, (0, x.stride(0), x.stride(1))
+    x = x.reshape(before, x.shape[axis], after)
+    return x, before, after, (x.stride(0), x.stride(2), x.stride(1))
+
+
+def empty_gradient(x: Tensor, axis: int) -> Tensor:
+    """An empty tensor for the gradient of x, laid out as x is, unless `as_blocks` would copy that."""
+    made = torch.empty_like(x)
+    shared = x.dim() == 2 or as_blocks(made, axis)[0].data_ptr() == made.data_ptr()
+    return made if shared else torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -1,0 +1,255 @@
+"""Validation for `bitempered.torch`: an exception says what was expected and what came, before any work is done.
+
+Values are checked on CPU, asserted on the device on CUDA, and not looked at under vmap, compile, export and graph
+capture.
+"""
+
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitempered.checks import check_temperatures
+from bitempered.kernels.memo import Memo
+from bitempered.kernels.options import LossOptions
+from bitempered.kernels.targets import bad_index, value_range
+from bitempered.torch.autograd import compute_dtype
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
+_checked = Memo()  # the options of earlier calls, by everything that their validity depends on
+
+
+def class_options(
+    logits: Tensor,
+    target: Tensor,
+    t1: float,
+    t2: float,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> tuple[Tensor, LossOptions]:
+    """Validate everything except values. Returns the target, with class indices as int64, and the options.
+
+    What was valid in an earlier call is not validated again: a training loop makes the same call thousands of times.
+    """
+    key: Any = None
+    if not torch.compiler.is_compiling():
+        try:
+            of_weight = None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad)
+            key = (
+                logits.shape, logits.dtype, logits.device, target.shape, target.dtype, target.device, of_weight,
+                t1, t2, ignore_index, reduction, label_smoothing,
+                type(t1), type(t2), type(ignore_index), type(label_smoothing),  # 1.0 == 1, but only one may be valid
+            )  # fmt: skip
+            found = _checked.get(key)
+            if found is not None:
+                return _as_target(target), found
+        except (AttributeError, TypeError):  # not tensors, or not hashable: the checks below say what is wrong
+            key = None
+    t1, t2 = check_temperatures(t1, t2)
+    target, axis = _check_except_values(logits, target, weight, ignore_index, reduction, label_smoothing)
+    options = LossOptions(t1, t2, axis, float(label_smoothing), ignore_index, reduction)
+    if key is not None:
+        _checked.keep(key, options)
+    return target, options
+
+
+def check_class_arguments(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> tuple[Tensor, int]:
+    """Validate the arguments of a loss over classes. Returns the target, with indices as int64, and the class axis."""
+    target, axis = _check_except_values(logits, target, weight, ignore_index, reduction, label_smoothing)
+    check_target_values(target, logits.shape[axis], axis, ignore_index)
+    check_not_negative(weight, "weight")
+    return target, axis
+
+
+def _check_except_values(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> tuple[Tensor, int]:
+    """`check_class_arguments` without the values: those of the target, and the signs of the weights."""
+    check_options(ignore_index, reduction, label_smoothing)
+    check_floating(logits, "logits")
+    axis = min(1, logits.dim() - 1)
+    check_class_axis(logits, axis)
+    target = _check_target(logits, target, axis, ignore_index)
+    _check_weight(weight, "weight", logits.device)
+    if weight is not None and weight.shape != logits.shape[axis : axis + 1]:
+        raise RuntimeError(
+            f"weight must have one entry for each of the {logits.shape[axis]} classes, got shape {tuple(weight.shape)}"
+        )
+    return target, axis
+
+
+def check_binary_arguments(
+    logits: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: str
+) -> None:
+    check_reduction(reduction)
+    check_floating(logits, "logits")
+    _check_tensor(target, "target")
+    if target.shape != logits.shape:
+        raise ValueError(f"target must have the shape of logits, {tuple(logits.shape)}, got {tuple(target.shape)}")
+    if target.is_complex():
+        raise RuntimeError(f"target must be real, got {target.dtype}")
+    for name, value in (("weight", weight), ("pos_weight", pos_weight)):
+        _check_weight(value, name, logits.device)
+        if value is not None and not _broadcasts(value, logits):
+            raise RuntimeError(
+                f"{name} must broadcast to the shape of logits, {tuple(logits.shape)}, got {tuple(value.shape)}"
+            )
+        check_not_negative(value, name)
+    _check_values(
+        target,
+        lambda: (target >= 0) & (target <= 1),
+        lambda: ValueError(f"target must be probabilities in [0, 1], got {value_range(target)}"),
+    )
+
+
+def check_reduction(reduction: str) -> None:
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f'reduction must be "none", "mean" or "sum", got {reduction!r}')
+
+
+def check_options(ignore_index: int, reduction: str, label_smoothing: float) -> None:
+    check_reduction(reduction)
+    if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing <= 1.0:
+        raise RuntimeError(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
+    if not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
+
+
+def check_class_weight(weight: Tensor | None, name: str) -> None:
+    """Validate class weights as far as that is possible before there are logits."""
+    check_weight(weight, name)
+    if weight is not None and weight.dim() != 1:
+        raise RuntimeError(f"{name} must have one dimension, with an entry for each class, got {tuple(weight.shape)}")
+
+
+def check_weight(weight: Tensor | None, name: str) -> None:
+    _check_weight(weight, name, None)
+    check_not_negative(weight, name)
+
+
+def check_not_negative(weight: Tensor | None, name: str) -> None:
+    """Raise ValueError if a weight is negative. NaN and infinity are left to the loss, as in torch."""
+    if weight is None or weight.numel() == 0:
+        return
+    # This test is the quicker one, but fails for a NaN among the weights.
+    if weight.is_cpu and _holds(weight, lambda: weight.min() >= 0):
+        return
+    if not _holds(weight, lambda: ~(weight < 0).any()):
+        raise ValueError(f"{name} must not be negative, got {weight[weight < 0].min().item():g}")
+
+
+def _check_tensor(x: Tensor, name: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+
+
+def check_floating(x: Tensor, name: str) -> None:
+    _check_tensor(x, name)
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise RuntimeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
+
+
+def check_class_axis(logits: Tensor, axis: int) -> None:
+    if logits.dim() == 0 or logits.shape[axis] == 0:
+        raise ValueError(f"logits must have a class dimension of at least one class, got shape {tuple(logits.shape)}")
+
+
+def _check_weight(weight: Tensor | None, name: str, device: torch.device | None) -> None:
+    if weight is None:
+        return
+    check_floating(weight, name)
+    if weight.requires_grad:
+        raise RuntimeError(f"{name} cannot require a gradient: the loss is not differentiated in it; detach it")
+    if device is not None and weight.device != device:
+        raise RuntimeError(f"{name} is on {weight.device} and logits on {device}: they must be on one device")
+
+
+def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) -> Tensor:
+    """Validate all of the target except its values. Returns it, with class indices as int64."""
+    _check_tensor(target, "target")
+    if target.device != logits.device:
+        raise RuntimeError(f"target is on {target.device} and logits on {logits.device}: they must be on one device")
+    rows = logits.shape[:axis] + logits.shape[axis + 1 :]
+    indices = target.dtype in _INTEGERS
+    if not indices and not target.is_floating_point():
+        raise RuntimeError(f"target must hold class indices (integers) or probabilities (floats), got {target.dtype}")
+    if target.shape != (rows if indices else logits.shape):
+        expected = (
+            f"target must be class indices (integers) of shape {tuple(rows)} or class probabilities (floats) of shape"
+            f" {tuple(logits.shape)}, got {target.dtype} of shape {tuple(target.shape)}"
+        )
+        # With the shape of the other kind only the dtype is wrong, which torch reports as a RuntimeError.
+        raise (RuntimeError if target.shape in (rows, logits.shape) else ValueError)(expected)
+    if not indices and ignore_index >= 0:
+        raise RuntimeError(f"ignore_index is for class indices, got {ignore_index} with class probabilities")
+    return _as_target(target)
+
+
+def check_target_values(target: Tensor, classes: int, axis: int, ignore_index: int) -> None:
+    if not target.is_floating_point():
+        _check_values(
+            target,
+            lambda: ((target >= 0) & (target < classes)) | (target == ignore_index),
+            lambda: bad_index(target, classes, ignore_index),
+        )
+        return
+    tolerance = 1e-3 if target.dtype in (torch.float32, torch.float64) else 1e-2
+    _check_values(
+        target,
+        lambda: (target >= 0).all(axis) & ((target.to(compute_dtype(target.dtype)).sum(axis) - 1).abs() <= tolerance),
+        lambda: ValueError(
+            f"target must hold probabilities in [0, 1] that sum to 1 within {tolerance} over the classes,"
+            f" got {value_range(target)} and sums {value_range(target.to(compute_dtype(target.dtype)).sum(axis))}"
+        ),
+    )
+
+
+def _as_target(target: Tensor) -> Tensor:
+    return target if target.dtype == torch.int64 or target.is_floating_point() else target.long()
+
+
+def _check_values(x: Tensor, valid: Callable[[], Tensor], error: Callable[[], Exception]) -> None:
+    """Raise `error` on CPU, assert on the device on CUDA, do nothing where values cannot be looked at."""
+    if not _holds(x, lambda: valid().all()):
+        raise error()
+
+
+def _holds(x: Tensor, claim: Callable[[], Tensor]) -> bool:
+    """Whether a claim about the values of x is true. On CUDA the device asserts it, and the answer here is True."""
+    if torch.compiler.is_compiling():
+        return True
+    if x.device.type not in ("cpu", "cuda"):
+        return True
+    true = claim()
+    try:
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return True
+        if not x.is_cuda or not hasattr(torch, "_assert_async"):
+            return bool(true)  # on CUDA this waits for the device
+        torch._assert_async(true)
+    except RuntimeError:  # vmap and tracing refuse to look at a value
+        pass
+    return True
+
+
+def _broadcasts(x: Tensor, to: Tensor) -> bool:
+    try:
+        return torch.broadcast_shapes(x.shape, to.shape) == to.shape
+    except RuntimeError:
+        return False

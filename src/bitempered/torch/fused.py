@@ -1,0 +1,129 @@
+"""Losses and softmaxes that a kernel computes, as differentiable operations.
+
+First derivatives come from the kernel. Second ones, and batches of cotangents, come from core.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitempered import core
+from bitempered.kernels import cpu, hooks
+from bitempered.kernels.options import LossOptions
+from bitempered.torch.autograd import gradient_per_example, log_softmax_and_partition, xp
+from bitempered.torch.reductions import mean_divisor
+
+
+class _FusedLoss(torch.autograd.Function):
+    """(logits, target, class weights, options, dtype, kernel) -> the reduced loss.
+
+    Forward computes the gradient as well, and the first backward returns that very tensor; a later one computes it
+    again. In float16 every backward computes it: divided by a mean's count it would vanish before a loss scale could
+    multiply it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        options: LossOptions,
+        dtype: torch.dtype,
+        kernel: Any,
+    ) -> Tensor:
+        ctx.options, ctx.kernel = options, kernel
+        ctx.save_for_backward(logits, target, weight)
+        if logits.dtype == torch.float16:
+            return kernel.loss(logits, target, weight, options, dtype)
+        loss, ctx.gradient = kernel.loss_and_gradient(logits, target, weight, options, dtype)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        options, kernel = ctx.options, ctx.kernel
+        if torch.is_grad_enabled() or not _has_memory(g):
+            logits, target, weight = ctx.saved_tensors
+            rows = g.unsqueeze(options.axis) if options.reduction == "none" else g
+            grad = (rows * _gradient_by_core(logits, target, weight, options)).to(logits.dtype)
+            return grad, None, None, None, None, None
+        gradient = vars(ctx).pop("gradient", None)
+        if gradient is None:
+            return kernel.gradient(g, *ctx.saved_tensors, options), None, None, None, None, None
+        return kernel.scale_(gradient, g, options.axis), None, None, None, None, None
+
+
+# Function.apply also serves the transforms of torch.func, under which no kernel is chosen. For a small loss that part
+# would take much of the time.
+_apply_fused_loss = hooks.single_level_apply(_FusedLoss)
+
+
+@functools.cache
+def triton_kernels() -> Any:
+    from bitempered.kernels import triton
+
+    return triton
+
+
+def _has_memory(x: Tensor) -> bool:
+    try:
+        return x.data_ptr() is not None
+    except RuntimeError:  # a batch of cotangents, of vmap or is_grads_batched
+        return False
+
+
+def _gradient_by_core(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
+    """The gradient of a _FusedLoss, in operations that can be differentiated and mapped."""
+    t1, t2, axis, label_smoothing, ignore_index, reduction = options
+    by_a = gradient_per_example(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
+    if reduction != "mean":
+        return by_a
+    if target.is_floating_point():
+        return by_a / (logits.numel() // logits.shape[axis])
+    divisor, empty = mean_divisor(target, weight, ignore_index, by_a.dtype)
+    return torch.where(empty, 0.0, by_a / divisor)
+
+
+class _DeviceSoftmax(torch.autograd.Function):
+    """(logits, t, axis, what, dtype) -> the result of `kernels.triton.softmax`."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> Tensor:
+        out, state = triton_kernels().softmax(logits, t, axis, what, dtype)
+        ctx.options = t, axis, what
+        ctx.save_for_backward(logits, state)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        logits, state = ctx.saved_tensors
+        t, axis, what = ctx.options
+        if not torch.is_grad_enabled() and _has_memory(g):
+            return triton_kernels().softmax_backward(g, logits, state, t, axis, what), None, None, None, None
+        log_p, _ = log_softmax_and_partition(logits, t, axis)
+        if what == "partition":
+            grad = g.unsqueeze(axis) * core.escort(log_p, t, axis=axis, xp=xp)
+        else:
+            grad = core.pullback(g * log_p.exp() if what == "probabilities" else g, log_p, t, axis=axis, xp=xp)
+        return grad.to(logits.dtype), None, None, None, None
+
+
+def fused_loss(
+    kernel: str, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
+) -> Tensor:
+    """The reduced loss. The kernel checks the target's values: "cpu" raises, "triton" asserts on the device."""
+    if torch.compiler.is_compiling():
+        import bitempered.kernels.triton  # noqa: F401 (registers the operator)
+
+        return torch.ops.bitempered.loss.default(logits, target, weight, *options, dtype)
+    module = cpu if kernel == "cpu" else triton_kernels()
+    if logits.requires_grad and torch.is_grad_enabled():
+        return _apply_fused_loss(logits, target, weight, options, dtype, module)
+    return module.loss(logits, target, weight, options, dtype)
+
+
+def device_softmax(logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> Tensor:
+    """The "probabilities", their "logarithms" or the "partition" from the GPU kernel."""
+    return _DeviceSoftmax.apply(logits, t, axis, what, dtype)

@@ -1,0 +1,188 @@
+"""Imports point one way: core, then adapters (torch on kernels), then experiments, then the command line.
+
+The graph has every import statement of the package, those inside functions too. It is read, not executed.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "bitempered"
+
+# The rooms (files and folders of the package) from the bottom up, each with those that it may import. Inside a room all
+# imports but cycles are allowed, and every room may import the package's own __init__, which has the version.
+BASE = {"core", "checks"}
+ADAPTERS = {"torch", "jax", "keras", "numpy", "sklearn", "boosting"}
+ROOMS = {
+    "core": set(),
+    "checks": set(),
+    "encoding": BASE,
+    "noise": BASE,
+    "schedules": BASE,
+    "kernels": BASE,
+    **dict.fromkeys(ADAPTERS, BASE | {"encoding"}),
+    "torch": BASE | {"encoding", "kernels"},
+    "divergences": BASE | {"encoding"},
+    "references": BASE | ADAPTERS,
+    "experiments": BASE | ADAPTERS | {"divergences", "encoding", "kernels", "noise", "references", "schedules"},
+    "cli": {"experiments"},
+    "__main__": {"cli"},
+}
+# Imports against the rule that are needed, each with its reason.
+EXCEPTIONS = {
+    ("boosting", "numpy"): "xgboost and lightgbm call objectives with NumPy arrays",
+    ("sklearn", "numpy"): "its estimators compute with NumPy",
+    ("divergences", "numpy"): "it finds the adapter of the array that it is given",
+    ("divergences", "torch"): "it finds the adapter of the array that it is given",
+    ("divergences", "jax"): "it finds the adapter of the array that it is given",
+}
+
+
+def modules_of(source):
+    """Every module of a package by its dotted name, with its file."""
+    found = {}
+    for path in sorted(source.rglob("*.py")):
+        parts = (source.name, *path.relative_to(source).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports_of(name, path, modules):
+    """The modules of the package that a module imports, anywhere in its code."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            named = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            inside = [f"{base}.{alias.name}" for alias in node.names]
+            named = [x if x in modules else base for x in inside]
+        else:
+            continue
+        found.update(x for x in named if x in modules)
+    return found - {name}
+
+
+def graph_of(source):
+    modules = modules_of(source)
+    return {name: imports_of(name, path, modules) for name, path in modules.items()}
+
+
+def cycle_in(graph):
+    """One cycle of imports as a list of modules, the first again at the end; None if there is none."""
+    done = set()
+
+    def visit(name, above):
+        if name in above:
+            return [*above[above.index(name) :], name]
+        if name in done:
+            return None
+        for other in sorted(graph[name]):
+            cycle = visit(other, [*above, name])
+            if cycle:
+                return cycle
+        done.add(name)
+        return None
+
+    return next(filter(None, (visit(name, []) for name in sorted(graph))), None)
+
+
+def room_of(module):
+    return module.split(".")[1] if "." in module else None
+
+
+def edges_between_rooms(graph):
+    """(importing room, imported room) -> an import statement's two modules."""
+    pairs = [(module, other) for module, others in sorted(graph.items()) for other in sorted(others)]
+    rooms = {(room_of(module), room_of(other)): f"{module} imports {other}" for module, other in reversed(pairs)}
+    return {(a, b): said for (a, b), said in rooms.items() if a != b and b is not None}
+
+
+def wrong_imports(graph, rooms, exceptions):
+    return sorted(
+        said
+        for (a, b), said in edges_between_rooms(graph).items()
+        if b not in rooms.get(a, set()) and (a, b) not in exceptions
+    )
+
+
+def test_no_cycle():
+    assert cycle_in(graph_of(SOURCE)) is None
+
+
+def test_no_room_imports_one_above_it():
+    assert wrong_imports(graph_of(SOURCE), ROOMS, EXCEPTIONS) == []
+
+
+def test_every_module_has_a_room():
+    rooms = {room_of(module) for module in modules_of(SOURCE)} - {None}
+    assert rooms <= set(ROOMS)
+
+
+def test_no_exception_is_left_over():
+    assert set(EXCEPTIONS) <= set(edges_between_rooms(graph_of(SOURCE)))
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A small package in good order: the command line imports torch, which imports kernels and core."""
+    files = {
+        "__init__": "",
+        "core": "import math\n",
+        "kernels/__init__": "from small.kernels import fast\n",
+        "kernels/fast": "from .options import Options\n",
+        "kernels/options": "Options = tuple\n",
+        "torch/__init__": "from small.torch.loss import loss\n",
+        "torch/loss": "def loss():\n    from small import core, kernels\n",
+        "cli": "import small.torch\nfrom small import __version__\n",
+    }
+    root = tmp_path / "small"
+    for name, code in files.items():
+        path = root / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code)
+    return root
+
+
+SMALL_ROOMS = {"core": set(), "kernels": {"core"}, "torch": {"core", "kernels"}, "cli": {"torch"}}
+
+
+def test_a_package_in_good_order_passes(package):
+    graph = graph_of(package)
+    assert graph["small.torch.loss"] == {"small.core", "small.kernels"}
+    assert graph["small.kernels.fast"] == {"small.kernels.options"}
+    assert graph["small.cli"] == {"small", "small.torch"}
+    assert cycle_in(graph) is None
+    assert wrong_imports(graph, SMALL_ROOMS, {}) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import small.torch.loss\n",
+        "from small.torch import loss\n",
+        "from ..torch.loss import loss\n",
+        "def f():\n    from small.torch.loss import loss\n",
+        "try:\n    pass\nfinally:\n    class A:\n        import small.torch.loss as x\n",
+    ],
+)
+def test_an_import_back_is_found_wherever_it_stands(package, code):
+    (package / "kernels" / "options.py").write_text(code)
+    graph = graph_of(package)
+    cycle = cycle_in(graph)
+    assert cycle is not None
+    assert cycle[0] == cycle[-1]
+    assert {"small.kernels.options", "small.torch.loss"} <= set(cycle)
+    assert wrong_imports(graph, SMALL_ROOMS, {}) == ["small.kernels.options imports small.torch.loss"]
+    assert wrong_imports(graph, SMALL_ROOMS, {("kernels", "torch"): "a reason"}) == []
+
+
+def test_a_wrong_direction_without_a_cycle_is_found(package):
+    (package / "core.py").write_text("def f():\n    import small.cli\n")
+    (package / "cli.py").write_text("")
+    graph = graph_of(package)
+    assert cycle_in(graph) is None
+    assert wrong_imports(graph, SMALL_ROOMS, {}) == ["small.core imports small.cli"]
