@@ -26,7 +26,7 @@ from sklearn.linear_model import LogisticRegression
 
 from bitempered import noise
 from bitempered.boosting import lightgbm_objective, xgboost_objective
-from bitempered.experiments.compare import find
+from bitempered.experiments.cells import find
 from bitempered.experiments.data import Split, digits
 from bitempered.experiments.files import read_rows, write_atomically, write_rows
 from bitempered.experiments.origin import provenance

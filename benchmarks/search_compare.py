@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
-from bitempered.experiments.compare import TRAINING, Cell, Comparison, find, run
+from bitempered.experiments.cells import TRAINING, Cell, Comparison, find, run
 from bitempered.experiments.files import read_rows, write_rows
 from bitempered.experiments.losses import Loss
 

@@ -19,15 +19,16 @@ import torch
 from typer.testing import CliRunner
 
 from bitempered import cli
-from bitempered.experiments import compare, files, report
+from bitempered.experiments import cells, files
 from bitempered.experiments import train as train_loop
-from bitempered.experiments.compare import comparison
 from bitempered.experiments.data import Dataset, Split, load
-from bitempered.experiments.figures import png
 from bitempered.experiments.losses import Loss
+from bitempered.experiments.recipes import compare
+from bitempered.experiments.recipes.compare import comparison
+from bitempered.experiments.report import png
 from bitempered.experiments.sources import DataError
 
-TINY = replace(comparison(levels=(0.0, 0.4), seeds=2), training=replace(compare.TRAINING["digits"], epochs=2, width=16))
+TINY = replace(comparison(levels=(0.0, 0.4), seeds=2), training=replace(cells.TRAINING["digits"], epochs=2, width=16))
 TINY_OPTIONS = ["compare", "--noise", "0.4,0", "--seeds", "2", "--epochs", "1"]
 
 
@@ -51,7 +52,7 @@ def results(rows):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
-    return compare.run(TINY, folder, silent), folder
+    return cells.run(TINY, folder, silent), folder
 
 
 # Data
@@ -134,7 +135,7 @@ def test_curves_are_the_runs_by_epoch(tiny):
 
 def test_a_run_depends_on_its_settings_alone(tiny, tmp_path):
     rows, _ = tiny
-    alone = compare.run(levels(TINY, 0.4), tmp_path, silent)
+    alone = cells.run(levels(TINY, 0.4), tmp_path, silent)
     for row, expected in zip(alone, [row for row in rows if row["noise"] == 0.4], strict=True):
         # Products of two matrices at once may round otherwise than products of four: a close decision or two.
         assert row["test_last"] == pytest.approx(expected["test_last"], abs=2.1 / 797)
@@ -144,7 +145,7 @@ def test_a_run_depends_on_its_settings_alone(tiny, tmp_path):
 def test_both_losses_at_temperature_one_train_alike(tmp_path):
     """With t1 = t2 = 1 the contenders share data, noise, weights, batches and gradient."""
     recipe = comparison(losses=(Loss("logistic"), Loss("bi-tempered", (1.0, 1.0))), levels=(0.2,), seeds=1, epochs=2)
-    logistic, ours = compare.run(recipe, tmp_path, silent)
+    logistic, ours = cells.run(recipe, tmp_path, silent)
     # Rounding may differ in the last bit, and so flip a close decision or two among 797 and 500.
     assert ours["test_last"] == pytest.approx(logistic["test_last"], abs=2.1 / 797)
     assert ours["validation_last"] == pytest.approx(logistic["validation_last"], abs=2.1 / 500)
@@ -160,9 +161,9 @@ def test_noise_reaches_training_and_validation_but_not_test(model, rate, wrong, 
         seen.append((members, split))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare, "train", spy)
+    monkeypatch.setattr(cells, "train", spy)
     with pytest.raises(KeyboardInterrupt):
-        compare.run(comparison(levels=(rate,), seeds=1, noise_model=model), tmp_path, silent)
+        cells.run(comparison(levels=(rate,), seeds=1, noise_model=model), tmp_path, silent)
     ((ours, theirs), split), clean = seen[0], load("digits", 0)
     np.testing.assert_array_equal(split.test[1], clean.test[1])
     for part in ("train", "validation"):
@@ -182,19 +183,19 @@ def test_human_labels_follow_their_images(tmp_path):
     rows = (order[:40], order[40:])
     np.savez(tmp_path / "cifar100n.npz", noisy_label=people, clean_label=labels)
     split = Split(*((None, labels[part]) for part in rows), (None, None), 100, rows)
-    train, validation = compare.human_labels(split, tmp_path)
+    train, validation = cells.human_labels(split, tmp_path)
     np.testing.assert_array_equal(train, people[rows[0]])
     np.testing.assert_array_equal(validation, people[rows[1]])
     with pytest.raises(DataError, match="name with --data-dir"):
-        compare.human_labels(split, None)
+        cells.human_labels(split, None)
 
 
 def test_human_labels_that_are_not_there_leave_nothing(tmp_path, monkeypatch):
     labels = np.arange(400) % 100
     parts = [(np.zeros((400, 3, 32, 32), np.uint8), labels)] * 2
-    monkeypatch.setattr(compare, "read", lambda *_: Dataset("cifar100", *parts, 100, 200))
+    monkeypatch.setattr(cells, "read", lambda *_: Dataset("cifar100", *parts, 100, 200))
     with pytest.raises(DataError, match=r"cifar100n\.npz"):
-        compare.run(comparison("cifar100", noise_model="human"), tmp_path / "out", silent, data_dir=tmp_path)
+        cells.run(comparison("cifar100", noise_model="human"), tmp_path / "out", silent, data_dir=tmp_path)
     assert not (tmp_path / "out").exists()
 
 
@@ -234,8 +235,8 @@ def table_options(folder, label_column):
 @pytest.fixture
 def trained(monkeypatch):
     """The number of fleets that are trained, as a list that grows."""
-    seen, real = [], compare.train
-    monkeypatch.setattr(compare, "train", lambda *given, **options: seen.append(1) or real(*given, **options))
+    seen, real = [], cells.train
+    monkeypatch.setattr(cells, "train", lambda *given, **options: seen.append(1) or real(*given, **options))
     return seen
 
 
@@ -272,14 +273,14 @@ def test_other_data_are_another_run(tmp_path, trained):
 def test_other_noisy_labels_are_another_run(tmp_path, trained, monkeypatch):
     """As another version of NumPy may draw them, or another file of people's labels has them."""
     recipe = comparison(levels=(0.2,), seeds=1, epochs=1)
-    first, real = compare.run(recipe, tmp_path, silent), compare.corrupt
+    first, real = cells.run(recipe, tmp_path, silent), cells.corrupt
     for part in range(2):
         monkeypatch.setattr(
-            compare,
+            cells,
             "corrupt",
             lambda *given, part=part: tuple(y[:: -1 if i == part else 1] for i, y in enumerate(real(*given))),
         )
-        rows = compare.run(recipe, tmp_path, silent)
+        rows = cells.run(recipe, tmp_path, silent)
         assert len(trained) == 2 + part
         for row, other in zip(rows, first, strict=True):
             assert row["data"] != other["data"]
@@ -297,30 +298,30 @@ def test_a_stopped_run_does_not_go_on_with_other_labels(tmp_path, monkeypatch, c
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compare.run(one, tmp_path / "out", stop)
+        cells.run(one, tmp_path / "out", stop)
     (checkpoint,) = (tmp_path / "out").glob("*.checkpoint")
     epochs = []
-    rows = compare.run(other, tmp_path / "out", lambda done, *_: epochs.append(done))
+    rows = cells.run(other, tmp_path / "out", lambda done, *_: epochs.append(done))
     assert epochs == [1, 2, 3]
     assert f"{checkpoint} is of a run with other settings, data or code that was stopped" in caplog.text
-    assert results(rows) == results(compare.run(other, tmp_path / "afresh", silent))
+    assert results(rows) == results(cells.run(other, tmp_path / "afresh", silent))
     # The stopped one is still there to go on with.
     epochs.clear()
-    rows = compare.run(one, tmp_path / "out", lambda done, *_: epochs.append(done))
+    rows = cells.run(one, tmp_path / "out", lambda done, *_: epochs.append(done))
     assert epochs == [2, 3]
-    assert results(rows) == results(compare.run(one, tmp_path / "afresh", silent))
+    assert results(rows) == results(cells.run(one, tmp_path / "afresh", silent))
     assert not list((tmp_path / "out").glob("*.checkpoint"))
 
 
 @pytest.mark.parametrize("change", [lambda row: row.pop("data"), lambda row: row.update(threads=7)])
 def test_rows_without_a_hash_or_of_other_threads_are_never_used(change, tmp_path, trained):
     recipe = comparison(levels=(0.0,), seeds=1, epochs=1)
-    rows = compare.run(recipe, tmp_path, silent)
+    rows = cells.run(recipe, tmp_path, silent)
     for row in rows:
         change(row)
         row["test_last"] = -1
     files.write_rows(tmp_path / "compare.jsonl", rows)
-    again = compare.run(recipe, tmp_path, silent)
+    again = cells.run(recipe, tmp_path, silent)
     assert len(trained) == 2
     assert min(row["test_last"] for row in again) > 0
     assert files.read_rows(tmp_path / "compare.jsonl") == rows + again  # kept, and may be drawn
@@ -335,14 +336,14 @@ def test_an_interrupted_run_keeps_its_rows_and_goes_on(tiny, tmp_path, monkeypat
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compare.run(TINY, tmp_path, interrupt)
+        cells.run(TINY, tmp_path, interrupt)
     kept = files.read_rows(tmp_path / "compare.jsonl")
     assert [row["seed"] for row in kept] == [0] * 4
 
     made = []
-    real = compare.run_seed
-    monkeypatch.setattr(compare, "run_seed", lambda *given: made.append(given[4]) or real(*given))
-    rows = compare.run(TINY, tmp_path, silent)
+    real = cells.run_seed
+    monkeypatch.setattr(cells, "run_seed", lambda *given: made.append(given[4]) or real(*given))
+    rows = cells.run(TINY, tmp_path, silent)
     assert made == [1]
     assert rows[:4] == kept
     assert results(rows) == results(tiny[0])
@@ -351,10 +352,10 @@ def test_an_interrupted_run_keeps_its_rows_and_goes_on(tiny, tmp_path, monkeypat
 def test_rows_of_other_settings_or_code_are_kept_but_not_used(tmp_path):
     path = tmp_path / "compare.jsonl"
     recipe = comparison(levels=(0.0,), seeds=1, epochs=1)
-    first = compare.run(recipe, tmp_path, silent)
+    first = cells.run(recipe, tmp_path, silent)
     files.write_rows(path, [{**first[0], "bitempered": "0.0.0", "test_last": -1}, first[1]])
     other = comparison(losses=(Loss("logistic"), Loss("bi-tempered", (0.2, 3.0))), levels=(0.0,), seeds=1, epochs=1)
-    rows = compare.run(other, tmp_path, silent)
+    rows = cells.run(other, tmp_path, silent)
     assert rows[0]["test_last"] == pytest.approx(first[0]["test_last"], abs=1.1 / 797)
     assert [row["numbers"] for row in rows] == [[], [0.2, 3.0]]
     assert len(files.read_rows(path)) == 4
@@ -364,15 +365,15 @@ def test_a_checkpoint_whose_rows_are_there_is_removed(tmp_path, monkeypatch, tra
     """A process can be killed between its rows and its checkpoint, also between its curves and its rows."""
     recipe = comparison(levels=(0.0,), seeds=1, epochs=1)
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
-    rows = compare.run(recipe, tmp_path, silent)
+    rows = cells.run(recipe, tmp_path, silent)
     monkeypatch.undo()
     assert list(tmp_path.glob("*.checkpoint"))
-    assert compare.run(recipe, tmp_path, silent) == rows
+    assert cells.run(recipe, tmp_path, silent) == rows
     assert sorted(path.name for path in tmp_path.iterdir()) == ["compare.jsonl", "curves.jsonl"]
     assert len(trained) == 1
 
     (tmp_path / "compare.jsonl").unlink()
-    again = compare.run(recipe, tmp_path, silent)
+    again = cells.run(recipe, tmp_path, silent)
     assert results(again) == results(rows)
     assert len(files.read_rows(tmp_path / "curves.jsonl")) == len(rows)
 
@@ -405,8 +406,8 @@ cli.main()
     [
         ("typer", ""),
         ("torch._C", ""),  # inside an import that others catch errors of
-        ("", "bitempered.experiments.compare.read"),
-        ("", "bitempered.experiments.compare.train"),  # before the first epoch
+        ("", "bitempered.experiments.cells.read"),
+        ("", "bitempered.experiments.cells.train"),  # before the first epoch
     ],
 )
 def test_ctrl_c_at_any_time_gets_one_line(module, function, tmp_path):
@@ -423,7 +424,7 @@ def test_ctrl_c_says_where_the_rows_are(tmp_path, monkeypatch):
     def interrupted(*given, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare, "run", interrupted)
+    monkeypatch.setattr(cells, "run", interrupted)
     result = invoke(*TINY_OPTIONS, "--out", tmp_path)
     assert result.exit_code == 130
     assert f"stopped; the same command goes on with what is there ({tmp_path})" in result.stderr
@@ -505,17 +506,18 @@ import os, random, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
 import torch
-from bitempered.experiments import compare, train
+from bitempered.experiments import cells, train
 from bitempered.experiments.losses import Loss
+from bitempered.experiments.recipes.compare import comparison
 
 folder, seconds, seeds, overlap = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
 train.SAVE_SECONDS = 0
 torch.set_num_threads(1)  # a pool of threads does not outlive a fork
-compare.provenance = train.provenance = lambda device: {"commit": "this"}  # whose three processes take most of the time
+cells.provenance = train.provenance = lambda device: {"commit": "this"}  # whose three processes take most of the time
 
 
 def recipe(second):
-    made = compare.comparison(losses=(Loss("logistic"), second), levels=(0.0, 0.4), seeds=seeds, epochs=3)
+    made = comparison(losses=(Loss("logistic"), second), levels=(0.0, 0.4), seeds=seeds, epochs=3)
     return replace(made, training=replace(made.training, width=16))
 
 
@@ -528,7 +530,7 @@ def start(place):
         return process, time.monotonic() + random.expovariate(3)
     code = 1
     try:
-        compare.run(recipes[place], folder, lambda *_: None)
+        cells.run(recipes[place], folder, lambda *_: None)
         code = 0
     finally:
         if code:
@@ -614,7 +616,7 @@ def test_processes_share_the_seeds(tmp_path, monkeypatch):
     """While one process is at seed 0 another does seed 1, then waits for the first and uses its rows."""
     recipe = comparison(levels=(0.0,), seeds=2, epochs=1)
     at_work, other_done = threading.Event(), threading.Event()
-    real, made = compare.train, []
+    real, made = cells.train, []
 
     def train(*given, seed, **options):
         made.append((threading.current_thread().name, seed))
@@ -627,16 +629,16 @@ def test_processes_share_the_seeds(tmp_path, monkeypatch):
         if text == "seed 0: another process is training it":
             other_done.set()
 
-    monkeypatch.setattr(compare, "train", train)
+    monkeypatch.setattr(cells, "train", train)
     with ThreadPoolExecutor(1) as pool:
 
         def first():
             threading.current_thread().name = "first"
-            return compare.run(recipe, tmp_path, silent)
+            return cells.run(recipe, tmp_path, silent)
 
         future = pool.submit(first)
         assert at_work.wait(60)
-        rows = compare.run(recipe, tmp_path, progress)
+        rows = cells.run(recipe, tmp_path, progress)
         assert future.result() == rows
     assert made == [("first", 0), ("MainThread", 1)]
     assert len(files.read_rows(tmp_path / "compare.jsonl")) == len(rows) == 4
@@ -650,17 +652,17 @@ def test_table_states_mean_and_sample_standard_deviation_of_the_rows(tiny):
     for column, place in (("test_last", 1), ("test_chosen", 3)):
         values = [100 * row[column] for row in rows if row["noise"] == 0.4 and row["loss"] == "logistic"]
         expected = f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
-        assert report.cells(TINY, rows)[1][place] == expected
-    page = report.markdown(TINY, rows)
-    assert f"| {' | '.join(report.cells(TINY, rows)[1])} |" in page
+        assert compare.cells(TINY, rows)[1][place] == expected
+    page = compare.markdown(TINY, rows)
+    assert f"| {' | '.join(compare.cells(TINY, rows)[1])} |" in page
     assert "n = 2 seeds" in page
 
 
 def test_one_seed_has_no_spread(tiny):
     recipe = replace(TINY, seeds=(0,))
     rows = [row for row in tiny[0] if row["seed"] == 0]
-    assert "±" not in report.markdown(recipe, rows)
-    assert png(report.figure(recipe, rows)).startswith(b"\x89PNG")
+    assert "±" not in compare.markdown(recipe, rows)
+    assert png(compare.figure(recipe, rows)).startswith(b"\x89PNG")
 
 
 # The command line
@@ -684,7 +686,7 @@ def test_each_data_set_has_a_folder_of_its_own(dataset, folder, tmp_path, monkey
     def stop(recipe, folder, *rest, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare, "run", stop)
+    monkeypatch.setattr(cells, "run", stop)
     monkeypatch.chdir(tmp_path)
     done = invoke("compare", "--dataset", dataset, "--losses", "logistic, mae")
     assert done.exit_code == 130, done.output
@@ -694,7 +696,7 @@ def test_each_data_set_has_a_folder_of_its_own(dataset, folder, tmp_path, monkey
 def test_compare_end_to_end(tmp_path):
     """The command as a person types it, in a process of its own; --json prints JSON and nothing else."""
     out = tmp_path / "new" / "folder"
-    command = [sys.executable, "-m", "bitempered.cli", *TINY_OPTIONS, "--out", str(out)]
+    command = [sys.executable, "-m", "bitempered", *TINY_OPTIONS, "--out", str(out)]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
@@ -738,7 +740,7 @@ def test_bad_options_get_one_line_and_write_nothing(options, message, tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "run_seed", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(cells, "run_seed", lambda *_: pytest.fail("trained"))
     (tmp_path / "file").write_text("mine")
     result = invoke(*TINY_OPTIONS, "--out", tmp_path / "file")
     assert result.exit_code == 1
@@ -749,7 +751,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_training(tmp_path, monk
 
 @pytest.mark.parametrize("name", ["compare.jsonl", "curves.jsonl"])
 def test_a_foreign_rows_file_is_refused_and_left_alone(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "run_seed", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(cells, "run_seed", lambda *_: pytest.fail("trained"))
     (tmp_path / name).write_text("not JSON\n")
     result = invoke(*TINY_OPTIONS, "--out", tmp_path)
     assert result.exit_code == 1
@@ -760,7 +762,7 @@ def test_a_foreign_rows_file_is_refused_and_left_alone(name, tmp_path, monkeypat
 
 @pytest.mark.parametrize("name", ["run_seed", "prepare"])  # after the first seed was trained, or before the second
 def test_a_folder_that_is_deleted_meanwhile_gets_one_line(name, tmp_path, monkeypatch):
-    real = getattr(compare, name)
+    real = getattr(cells, name)
 
     def delete(*given):
         made = real(*given)
@@ -768,7 +770,7 @@ def test_a_folder_that_is_deleted_meanwhile_gets_one_line(name, tmp_path, monkey
             shutil.rmtree(tmp_path / "out")
         return made
 
-    monkeypatch.setattr(compare, name, delete)
+    monkeypatch.setattr(cells, name, delete)
     result = invoke(*TINY_OPTIONS, "--out", tmp_path / "out")
     assert result.exit_code == 1
     assert f"cannot use the folder {tmp_path / 'out'}" in result.stderr

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bitempered import __version__, cli
-from bitempered.experiments.figures import figure1
+from bitempered.experiments.recipes.figure1 import figure1
 
 
 def exact_loss(a, t1, t2):

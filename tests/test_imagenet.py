@@ -15,11 +15,13 @@ from torch import nn
 from typer.testing import CliRunner
 
 from bitempered import cli
-from bitempered.experiments import imagenet, models
+from bitempered.experiments import imagenet, networks
 from bitempered.experiments.files import read_rows
-from bitempered.experiments.imagenet import Images, Run, Table2
+from bitempered.experiments.imagenet import Images, Run, Training
+from bitempered.experiments.recipes import table2
+from bitempered.experiments.recipes.table2 import Table2
 from bitempered.experiments.sources import DataError
-from bitempered.experiments.train import BadCheckpoint, Training
+from bitempered.experiments.train import BadCheckpoint
 
 pytestmark = [  # what Python and torch say of workers, on machines with many threads and with one core
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -28,9 +30,10 @@ pytestmark = [  # what Python and torch say of workers, on machines with many th
 
 CPU = torch.device("cpu")
 TINY = Table2(
-    Training("resnet18", "sgd", epochs=3, batch_size=32, stairs=(0.5,), weight_decay=1e-2),
-    rate=0.1, micro_batch=12, size=16, seeds=(0, 1), timed=(4, 16), turns=3,
+    Training("resnet18", 3, 32, micro_batch=12, rate=0.1, size=16, stairs=(0.5,), weight_decay=1e-2),
+    seeds=(0, 1), timed=(4, 16), turns=3,
 )  # fmt: skip
+TRAINING = TINY.training
 LOGISTIC, TEMPERED = TINY.losses
 COLOURS = np.random.default_rng(7).integers(40, 216, (10, 3))
 
@@ -81,7 +84,7 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def small_network(monkeypatch):
-    monkeypatch.setattr(models, "imagenet_resnet", lambda name, *, classes: Net(classes))
+    monkeypatch.setattr(networks, "imagenet_resnet", lambda name, *, classes: Net(classes))
 
 
 def silent(*_):
@@ -273,7 +276,7 @@ def test_a_folder_must_be_named():
 
 
 def test_the_full_recipe_is_the_paper_s():
-    for name, recipe in imagenet.RECIPES.items():
+    for name, recipe in table2.RECIPES.items():
         training = recipe.training
         assert (training.network, training.epochs, training.batch_size) == (name, 180, 4096)
         assert [str(loss) for loss in recipe.losses] == ["logistic", "bi-tempered (0.9, 1.05)"]
@@ -283,7 +286,7 @@ def test_rates_rise_for_five_epochs_then_fall_by_stairs():
     """With as many images as ImageNet has; they need not be there."""
     names = np.zeros(1_281_167, dtype="S1")
     images = Images(Path(), names, np.zeros(1), 16)
-    run = Run(imagenet.RECIPES["resnet18"], LOGISTIC, 0, imagenet.Data(images, images, 10, ""), CPU)
+    run = Run(table2.RECIPES["resnet18"].training, LOGISTIC, 0, imagenet.Data(images, images, 10, ""), CPU)
     assert run.per_epoch == 312
     rates = run.rates.view(180, 312)
     assert rates[0, 0].item() == pytest.approx(1.6 / 1560)
@@ -295,8 +298,8 @@ def test_rates_rise_for_five_epochs_then_fall_by_stairs():
 @pytest.mark.parametrize("loss", TINY.losses)
 def test_micro_batches_add_up_to_sgd_on_whole_batches(loss, data, monkeypatch):
     """Against SGD with momentum, written out, on all 32 images at once: 12 + 12 + 8 do the same."""
-    monkeypatch.setattr(models, "imagenet_resnet", lambda name, *, classes: Net(classes, normalised=False))
-    run = Run(TINY, loss, 3, data, CPU)
+    monkeypatch.setattr(networks, "imagenet_resnet", lambda name, *, classes: Net(classes, normalised=False))
+    run = Run(TRAINING, loss, 3, data, CPU)
     assert len(run.rates) == 3 * 5
     reference = Net(10, normalised=False)
     reference.load_state_dict(run.learner.network.state_dict())
@@ -329,7 +332,7 @@ def test_micro_batches_add_up_to_sgd_on_whole_batches(loss, data, monkeypatch):
 def test_each_epoch_sees_each_image_at_most_once_in_another_order(data, monkeypatch):
     asked = []
     monkeypatch.setattr(Images, "read", lambda self, row: asked.append(row) or np.zeros((16, 16, 3), np.uint8))
-    run = Run(replace(TINY, training=replace(TINY.training, batch_size=50)), LOGISTIC, 0, data, CPU)
+    run = Run(replace(TRAINING, batch_size=50), LOGISTIC, 0, data, CPU)
     for number in (1, 2):
         run.epoch(number, silent)
     assert len(asked) == 300  # three batches of 50 of 160 images
@@ -339,8 +342,8 @@ def test_each_epoch_sees_each_image_at_most_once_in_another_order(data, monkeypa
 
 
 def test_both_losses_begin_from_the_same_weights(data):
-    networks = [Run(TINY, loss, seed, data, CPU).learner.network for loss, seed in ((LOGISTIC, 0), (TEMPERED, 0))]
-    other = Run(TINY, LOGISTIC, 1, data, CPU).learner.network
+    networks = [Run(TRAINING, loss, seed, data, CPU).learner.network for loss, seed in ((LOGISTIC, 0), (TEMPERED, 0))]
+    other = Run(TRAINING, LOGISTIC, 1, data, CPU).learner.network
     for a, b in zip(*(network.parameters() for network in networks), strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(networks[0].dense.weight, other.dense.weight)
@@ -348,8 +351,7 @@ def test_both_losses_begin_from_the_same_weights(data):
 
 def test_accuracy_is_the_share_of_right_validation_images(data, tmp_path):
     """After training, against predictions made by hand, one image at a time; and it has learned the colours."""
-    training = replace(TINY.training, epochs=8)
-    run = Run(replace(TINY, training=training, rate=0.5), TEMPERED, 0, data, CPU)
+    run = Run(replace(TRAINING, epochs=8, rate=0.5), TEMPERED, 0, data, CPU)
     metrics = run.train(tmp_path / "run", silent)
     right = 0
     run.learner.network.eval()
@@ -364,7 +366,7 @@ def test_accuracy_is_the_share_of_right_validation_images(data, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_null(data, tmp_path):
-    metrics = Run(replace(TINY, rate=1e30), LOGISTIC, 0, data, CPU).train(tmp_path / "run", silent)
+    metrics = Run(replace(TRAINING, rate=1e30), LOGISTIC, 0, data, CPU).train(tmp_path / "run", silent)
     assert metrics[-1]["training_loss"] is None
 
 
@@ -384,8 +386,8 @@ def test_the_loss_s_share_is_of_the_step_with_the_logistic_loss(monkeypatch):
 
     monkeypatch.setattr(imagenet.Learner, "add", add)
     monkeypatch.setattr(imagenet.Learner, "update", lambda self, rate: None)
-    monkeypatch.setattr(imagenet.time, "perf_counter", lambda: clock[0])
-    speed = imagenet.measure_speed(replace(TINY, turns=10), CPU)
+    monkeypatch.setattr(table2.time, "perf_counter", lambda: clock[0])
+    speed = table2.measure_speed(replace(TINY, turns=10), CPU)
     assert speed["added"] == pytest.approx(0.01, abs=1e-9)
     assert speed["added_quartiles"] == pytest.approx([0.01, 0.01], abs=1e-9)
     assert speed["steps_per_second"] == pytest.approx([2.0, 2 / 1.01], rel=2e-3)
@@ -397,8 +399,8 @@ def test_the_loss_s_share_is_of_the_step_with_the_logistic_loss(monkeypatch):
 
 
 def test_table2_end_to_end(folder, tmp_path, monkeypatch):
-    tiny = replace(TINY, training=replace(TINY.training, network="resnet50"))
-    monkeypatch.setitem(imagenet.RECIPES, "resnet50", tiny)
+    tiny = replace(TINY, training=replace(TRAINING, network="resnet50"))
+    monkeypatch.setitem(table2.RECIPES, "resnet50", tiny)
     out = tmp_path / "new" / "folder"
     done = invoke(folder, out, "--network", "resnet50", "--seeds", "2")
     assert done.exit_code == 0, done.output
@@ -428,7 +430,7 @@ def test_table2_end_to_end(folder, tmp_path, monkeypatch):
     assert f"{speed['added']:.2%} (" in page
 
     monkeypatch.setattr(Run, "epoch", None)  # nothing is trained again
-    monkeypatch.setattr(imagenet, "measure_speed", None)  # nor timed
+    monkeypatch.setattr(table2, "measure_speed", None)  # nor timed
     again = invoke(folder, out, "--network", "resnet50", "--seeds", "2")
     assert again.exit_code == 0, again.output
     assert (out / "table2.md").read_text() == page
@@ -442,19 +444,19 @@ def test_quick_takes_up_to_2000_images(folder, tmp_path):
     for row in read_rows(tmp_path / "table2.jsonl"):
         assert (row["train_images"], row["validation_images"], row["epochs"], row["size"]) == (160, 60, 2, 64)
     assert "±" not in next(line for line in done.stdout.splitlines() if "last epoch" in line)
-    full = imagenet.RECIPES["resnet50"]
-    assert imagenet.quick(full, "cpu").images == imagenet.quick(full, "cuda").images == 2_000
-    assert imagenet.quick(full, "cuda").timed == full.timed == (256, 224)
+    full = table2.RECIPES["resnet50"]
+    assert table2.quick(full, "cpu").images == table2.quick(full, "cuda").images == 2_000
+    assert table2.quick(full, "cuda").timed == full.timed == (256, 224)
 
 
 def test_a_run_uses_the_images_of_its_recipe(folder, tmp_path):
-    recipe = replace(TINY, training=replace(TINY.training, epochs=1), images=25, seeds=(0,))
-    rows, _ = imagenet.reproduce(recipe, tmp_path, silent, device="cpu", data_dir=folder)
+    recipe = replace(TINY, training=replace(TRAINING, epochs=1), images=25, seeds=(0,))
+    rows, _ = table2.reproduce(recipe, tmp_path, silent, device="cpu", data_dir=folder)
     assert [(row["train_images"], row["validation_images"]) for row in rows] == [(20, 20)] * 2
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(folder, tmp_path, monkeypatch):
-    monkeypatch.setitem(imagenet.RECIPES, "resnet18", TINY)
+    monkeypatch.setitem(table2.RECIPES, "resnet18", TINY)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert invoke(folder, whole, "--seeds", 1).exit_code == 0
 
@@ -503,7 +505,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, tmp_path, monkeypatch):
 
 
 def test_weights_after_resumption_are_the_same_bit_for_bit(data, tmp_path):
-    whole, stopped = Run(TINY, TEMPERED, 0, data, CPU), Run(TINY, TEMPERED, 0, data, CPU)
+    whole, stopped = Run(TRAINING, TEMPERED, 0, data, CPU), Run(TRAINING, TEMPERED, 0, data, CPU)
     whole.train(tmp_path / "whole", silent)
 
     def stop(step, text):
@@ -512,7 +514,7 @@ def test_weights_after_resumption_are_the_same_bit_for_bit(data, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         stopped.train(tmp_path / "stopped", stop)
-    resumed = Run(TINY, TEMPERED, 0, data, CPU)
+    resumed = Run(TRAINING, TEMPERED, 0, data, CPU)
     resumed.train(tmp_path / "stopped", silent)
     assert without_time(resumed.metrics) == without_time(whole.metrics)
     states = [run.learner.network.state_dict() for run in (whole, resumed)]
@@ -521,10 +523,10 @@ def test_weights_after_resumption_are_the_same_bit_for_bit(data, tmp_path):
 
 
 def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(folder, data, tmp_path, monkeypatch):
-    monkeypatch.setitem(imagenet.RECIPES, "resnet18", TINY)
-    setting = {**TINY.setting(LOGISTIC, 0, data), **imagenet.provenance("cpu")}
-    path = imagenet.checkpoint_file(tmp_path, "logistic-seed0", [setting])
-    Run(replace(TINY, rate=0.2), LOGISTIC, 0, data, CPU).save(path)
+    monkeypatch.setitem(table2.RECIPES, "resnet18", TINY)
+    setting = {**TRAINING.setting(LOGISTIC, 0, data), **imagenet.provenance("cpu")}
+    path = table2.checkpoint_file(tmp_path, "logistic-seed0", [setting])
+    Run(replace(TRAINING, rate=0.2), LOGISTIC, 0, data, CPU).save(path)
     done = invoke(folder, tmp_path, "--resume")
     assert done.exit_code == 1
     assert done.stderr == f"bitempered: {path} is of another run than this; delete it, or choose another folder\n"
@@ -538,9 +540,9 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(folder, data, tm
 
 @pytest.mark.parametrize("what", ["network", "momentum", "missing", "metrics"])
 def test_a_checkpoint_of_this_run_with_something_else_in_it_is_refused(what, data, tmp_path):
-    recipe, path = replace(TINY, training=replace(TINY.training, epochs=1)), tmp_path / "run"
-    Run(recipe, LOGISTIC, 0, data, CPU).train(path, silent)
-    Run(recipe, LOGISTIC, 0, data, CPU).load(path)
+    training, path = replace(TRAINING, epochs=1), tmp_path / "run"
+    Run(training, LOGISTIC, 0, data, CPU).train(path, silent)
+    Run(training, LOGISTIC, 0, data, CPU).load(path)
     kept = torch.load(path, weights_only=True)
     if what == "network":
         kept["network"] = {name: value[:1] if value.dim() else value for name, value in kept["network"].items()}
@@ -552,7 +554,7 @@ def test_a_checkpoint_of_this_run_with_something_else_in_it_is_refused(what, dat
         kept["metrics"] = [{"epoch": 1, "top1": "high", "seconds": 1.0}]
     torch.save(kept, path)
     with pytest.raises(BadCheckpoint, match="is not a checkpoint, or a damaged one; delete it to train again"):
-        Run(recipe, LOGISTIC, 0, data, CPU).load(path)
+        Run(training, LOGISTIC, 0, data, CPU).load(path)
 
 
 class Mischief:
@@ -567,13 +569,13 @@ def test_checkpoints_execute_nothing(data, tmp_path):
     path, trace = tmp_path / "run", tmp_path / "trace"
     torch.save({"identity": Mischief(trace)}, path)
     with pytest.raises(BadCheckpoint, match="is not a checkpoint"):
-        Run(TINY, LOGISTIC, 0, data, CPU).load(path)
+        Run(TRAINING, LOGISTIC, 0, data, CPU).load(path)
     assert not trace.exists()
 
 
 def test_other_files_in_the_same_number_are_other_data(folder, tmp_path, monkeypatch):
     """Rows of one folder are not taken for those of another."""
-    monkeypatch.setitem(imagenet.RECIPES, "resnet18", replace(TINY, training=replace(TINY.training, epochs=1)))
+    monkeypatch.setitem(table2.RECIPES, "resnet18", replace(TINY, training=replace(TRAINING, epochs=1)))
     other = tmp_path / "other"
     make_images(other / "train", 16)
     make_images(other / "val", 6)

@@ -14,12 +14,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bitempered import noise
-from bitempered.experiments import protocol_page, protocols
+from bitempered.experiments import streams
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.protocols import PROTOCOLS, Images, Run, Setting
+from bitempered.experiments.recipes import protocols
 from bitempered.experiments.resnet34 import Block, resnet34
 from bitempered.experiments.sources import DataError
+from bitempered.experiments.streams import PROTOCOLS, Images, Run, Setting
 from bitempered.experiments.train import BadCheckpoint
 from bitempered.torch import bi_tempered_logistic_loss
 
@@ -55,13 +56,13 @@ def small(monkeypatch):
         nn.init.zeros_(linear.bias)
         return nn.Sequential(nn.AvgPool2d(16), nn.Flatten(), linear)
 
-    monkeypatch.setattr(protocols, "resnet34", network)
+    monkeypatch.setattr(streams, "resnet34", network)
 
 
 def run(folder, *settings, protocol=TINY_A, images=IMAGES, **options):
     """The rows, and what progress was told."""
     told = []
-    return protocols.run(protocol, settings, images, folder, told.append, device="cpu", **options), told
+    return streams.run(protocol, settings, images, folder, told.append, device="cpu", **options), told
 
 
 def without_time(rows):
@@ -75,7 +76,7 @@ def without_time(rows):
 def test_images_move_as_pillow_moves_them(rotation):
     """A crop of the padded image, then mirrored, then turned to the nearest pixel."""
     images = np.random.default_rng(0).integers(0, 256, (200, 32, 32, 3), dtype=np.uint8)
-    moved = protocols.move(torch.from_numpy(images), rotation, torch.Generator().manual_seed(0)).numpy()
+    moved = streams.move(torch.from_numpy(images), rotation, torch.Generator().manual_seed(0)).numpy()
     draws = torch.rand((4, len(images)), generator=torch.Generator().manual_seed(0)).double().numpy()
     down, right = np.floor(9 * draws[:2]).astype(int)
     mirrored, angles = draws[2] < 0.5, (2 * draws[3] - 1) * rotation
@@ -399,7 +400,7 @@ def test_epochs_are_measured_now_and_then_and_at_the_end(small, tmp_path):
 
 def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
     """Also where the interruption came before the second of two checkpoints."""
-    monkeypatch.setattr(protocols, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(streams, "SAVE_SECONDS", 0)
     protocol = replace(TINY_A, batch_size=12)
     settings = Setting(LOGISTIC, 0.2, seed=0), Setting(TEMPERED, 0.4, seed=1, rescale=True, held_out=8)
     weights, summary = [], Run.summary
@@ -417,7 +418,7 @@ def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
 
     for folder, epochs in ((tmp_path / "both", 2), (tmp_path / "one", 3)):
         with pytest.raises(KeyboardInterrupt):
-            protocols.run(protocol, settings, IMAGES, folder, stop, device="cpu")
+            streams.run(protocol, settings, IMAGES, folder, stop, device="cpu")
         first, second = (Run(protocol, setting, IMAGES, CPU).checkpoint(folder) for setting in settings)
         assert set(folder.glob("*.checkpoint")) == {first, second}
         if folder.name == "one":
@@ -568,7 +569,7 @@ def test_a_damaged_checkpoint_is_refused(damage, saved, tmp_path):
 def test_the_committed_page_is_that_of_its_rows(name):
     folder = Path(__file__).parents[1] / "results" / f"protocol-{name}"
     rows = read_rows(folder / f"protocol-{name}.jsonl")
-    page = protocol_page.markdown(PROTOCOLS[name], rows)
+    page = protocols.markdown(PROTOCOLS[name], rows)
     assert page == (folder / f"protocol-{name}.md").read_text()
     (logistic,) = [row for row in rows if row["loss"] == "logistic"]
     assert f"| 40% | logistic | {100 * logistic['test_last']:.2f} | {100 * logistic['test_best']:.2f} | 1 |" in page

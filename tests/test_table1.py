@@ -12,10 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from bitempered import cli
-from bitempered.experiments import compare, data, imagenet, table1
+from bitempered.experiments import cells, data
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.table1 import LEVELS, RECIPES, quick
+from bitempered.experiments.recipes import table1, table2
+from bitempered.experiments.recipes.table1 import LEVELS, RECIPES, quick
 
 PAPER = Path(__file__).parents[1] / "results"
 
@@ -155,7 +156,7 @@ def test_some_levels_have_further_seeds(mnist, small, tmp_path, monkeypatch):
     spread = f"{statistics.mean(last[1:]):.2f} ± {statistics.stdev(last[1:]):.2f}"
     assert f"| logistic, last epoch | {last[0]:.2f} | {spread} |" in page
 
-    monkeypatch.delattr(compare, "train")
+    monkeypatch.delattr(cells, "train")
     assert make() == (rows, curves)  # nothing was trained again
 
 
@@ -164,7 +165,7 @@ def with_besides(small):
     """A fast recipe without a search, and with a cell of the bi-tempered loss besides."""
     one = {name: found[:1] for name, found in small.searched.items()}
     training = replace(small.training, network="mlp", optimizer="sgd")
-    besides = compare.Cell(Loss("bi-tempered", (0.8, 1.2)), 0.4, 0.3)
+    besides = cells.Cell(Loss("bi-tempered", (0.8, 1.2)), 0.4, 0.3)
     return replace(small, training=training, searched=one, besides=(besides,))
 
 
@@ -246,10 +247,10 @@ def test_texts_say_how_many_seeds_each_level_has():
         ),
         (["table1", "--dataset", "cifar100", "--quick"], quick(RECIPES["cifar100"])),
         (["table1", "--quick", "--seeds", "2"], replace(quick(RECIPES["mnist"]), seeds=(0, 1))),
-        (["table2"], imagenet.RECIPES["resnet18"]),
+        (["table2"], table2.RECIPES["resnet18"]),
         (
             ["table2", "--quick", "--seeds", "2", "--device", "cpu"],
-            replace(imagenet.quick(imagenet.RECIPES["resnet18"], "cpu"), seeds=(0, 1)),
+            replace(table2.quick(table2.RECIPES["resnet18"], "cpu"), seeds=(0, 1)),
         ),
     ],
 )
@@ -260,7 +261,7 @@ def test_seeds_are_the_recipe_s_unless_told(options, recipe, tmp_path, monkeypat
         given.append(recipe)
         raise KeyboardInterrupt
 
-    for module in (table1, imagenet):
+    for module in (table1, table2):
         monkeypatch.setattr(module, "reproduce", stop)
     done = CliRunner().invoke(cli.app, ["reproduce", *options, "--out", str(tmp_path / "out")])
     assert done.exit_code == 130
@@ -270,7 +271,7 @@ def test_seeds_are_the_recipe_s_unless_told(options, recipe, tmp_path, monkeypat
 def test_a_stopped_table_goes_on_only_when_told_to(mnist, small, tmp_path, monkeypatch):
     out = tmp_path / "out"
     command = ["reproduce", "table1", "--quick", "--data-dir", str(mnist), "--out", str(out)]
-    real = compare.train
+    real = cells.train
 
     def stopped(*given, checkpoint, on_epoch, **options):
         def stop(epoch, metrics):
@@ -279,7 +280,7 @@ def test_a_stopped_table_goes_on_only_when_told_to(mnist, small, tmp_path, monke
         checkpoint.write_bytes(b"")  # as if the first epoch were in it
         return real(*given, checkpoint=None, on_epoch=stop, **options)
 
-    monkeypatch.setattr(compare, "train", stopped)
+    monkeypatch.setattr(cells, "train", stopped)
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 130
     assert "--resume goes on with what is there" in done.stderr

@@ -82,7 +82,7 @@ def test_clipping_is_by_the_norm_of_a_member_s_whole_gradient():
 
 
 def test_rates_rise_then_fall_by_stairs():
-    factors = loop.rate_factors(replace(TINY, warmup=4, stairs=(0.5, 0.75)), 16)
+    factors = loop.rate_factors(16, stairs=(0.5, 0.75), warmup=4)
     expected = [0.25, 0.5, 0.75] + [1.0] * 5 + [0.1] * 4 + [0.01] * 4
     torch.testing.assert_close(factors, torch.tensor(expected))
 

@@ -92,17 +92,15 @@ def compare(
     try:
         from rich.console import Console
 
-        from bitempered.experiments import report
-        from bitempered.experiments.compare import comparison, run, write_csv
-        from bitempered.experiments.figures import png
-        from bitempered.experiments.files import write_atomically
+        from bitempered.experiments import cells, report
         from bitempered.experiments.losses import Loss
+        from bitempered.experiments.recipes import compare as recipes
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
     try:
         parsed = tuple(Loss.parse(loss.strip()) for loss in losses.split(","))
-        recipe = comparison(
+        recipe = recipes.comparison(
             dataset, parsed, numbers("noise", noise), seeds, epochs,
             None if rates is None else numbers("rates", rates), noise_model, label_column,
         )  # fmt: skip
@@ -113,15 +111,13 @@ def compare(
 
     with clear_errors(out):
         with progress_bar() as show:
-            rows = run(recipe, out, show, device=device, data_dir=data_dir)
-        write_csv(out / "compare.csv", rows)
-        write_atomically(out / "compare.md", report.markdown(recipe, rows).encode())
-        write_atomically(out / "compare.png", png(report.figure(recipe, rows)))
+            rows = cells.run(recipe, out, show, device=device, data_dir=data_dir)
+        report.write(out, recipes.pages(recipe, rows))
 
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        Console().print(report.table(recipe, rows))
+        Console().print(recipes.table(recipe, rows))
         print(f"Written to {out}: compare.md, compare.csv, compare.png and compare.jsonl (delete it to train again)")
 
 
@@ -172,9 +168,9 @@ def reproduce(
     table2: both losses on ImageNet, and what the loss adds to a step; needs torchvision, and a GPU for days.
     """
     try:
-        from bitempered.experiments import figure2
-        from bitempered.experiments.figures import FIGURES, png
-        from bitempered.experiments.files import write_atomically, write_rows
+        from bitempered.experiments import report
+        from bitempered.experiments.files import write_rows
+        from bitempered.experiments.recipes import figure1, figure2
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
@@ -202,13 +198,54 @@ def reproduce(
                 recipe = replace(recipe, seeds=seeds or 1)
             with progress_bar() as show:
                 rows, panels = figure2.run(recipe, show)
-            drawing = figure2.draw(recipe, rows, panels)
+            pages = {
+                "figure2.md": figure2.markdown(recipe, rows).encode(),
+                "figure2.png": report.png(figure2.draw(recipe, rows, panels)),
+            }
             write_rows(out / "figure2.jsonl", rows)
-            write_atomically(out / "figure2.md", figure2.markdown(recipe, rows).encode())
         else:
-            drawing = FIGURES[what]()
-        write_atomically(path, png(drawing))
+            pages = {"figure1.png": report.png(figure1.figure1())}
+        report.write(out, pages)
     print(f"Written to {path}")
+
+
+@app.command()
+def report(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="A folder of rows, by its path or its name in results, such as table1-mnist; or compare, figure2, "
+            "figure3, table1, table2, protocol-a or protocol-b: every folder in results that has one."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to, a subfolder for each; without it, beside the rows.")
+    ] = None,
+) -> None:
+    """Make tables and figures again from the rows of earlier runs: nothing is trained, no data is needed.
+
+    Without an argument, all of every folder in results. Figure 2's picture is not in its rows: reproduce it.
+    """
+    try:
+        from bitempered.experiments import recipes
+        from bitempered.experiments import report as reports
+    except ModuleNotFoundError as missing:
+        fail(f"{missing}; {NEEDS}", 1)
+
+    root = Path("results")
+    chosen = recipes.folders(root) if what is None else recipes.choose(what, root)
+    if not chosen:
+        kinds = ", ".join(recipes.KINDS)
+        fail(f"no rows of {what or 'any figure or table'} here; choose a folder that has some, or from: {kinds}", 2)
+    for folder in chosen:
+        target = folder if out is None else out / folder.name
+        with clear_errors(target, "some pages may be old, none is half-written"):
+            pages = recipes.render(folder)
+            target.mkdir(parents=True, exist_ok=True)
+            reports.write(target, pages)
+        print(f"Written to {target}: {', '.join(pages)}")
+        if "figure2.md" in pages:
+            print("figure2.png needs more than the rows: bitempered reproduce figure2 draws it")
 
 
 @app.command()
@@ -254,7 +291,7 @@ def reproduce_table1(
 ) -> None:  # fmt: skip
     from rich.console import Console
 
-    from bitempered.experiments import table1
+    from bitempered.experiments.recipes import table1
 
     if dataset not in table1.RECIPES:
         fail(f"unknown dataset {dataset!r} of table 1; there is: {', '.join(table1.RECIPES)}", 2)
@@ -278,22 +315,22 @@ def reproduce_table2(
 ) -> None:  # fmt: skip
     from rich.console import Console
 
-    from bitempered.experiments import imagenet
+    from bitempered.experiments.recipes import table2
 
-    if network not in imagenet.RECIPES:
-        fail(f"unknown network {network!r} of table 2; there is: {', '.join(imagenet.RECIPES)}", 2)
+    if network not in table2.RECIPES:
+        fail(f"unknown network {network!r} of table 2; there is: {', '.join(table2.RECIPES)}", 2)
     device = choose_device(device)
-    recipe = imagenet.quick(imagenet.RECIPES[network], device) if quick else imagenet.RECIPES[network]
+    recipe = table2.quick(table2.RECIPES[network], device) if quick else table2.RECIPES[network]
     if seeds is not None:
         recipe = replace(recipe, seeds=tuple(range(seeds)))
     out = out or Path(f"results/table2-{network}{'-quick' if quick else ''}")
     check_stopped(out, resume)
     with clear_errors(out, "the same command with --resume goes on with what is there"), progress_bar() as show:
         try:
-            rows, speed = imagenet.reproduce(recipe, out, show, device=device, data_dir=data_dir)
+            rows, speed = table2.reproduce(recipe, out, show, device=device, data_dir=data_dir)
         except ImportError as error:
             fail(str(error), 1)
-    Console().print(imagenet.table(recipe, rows, speed))
+    Console().print(table2.table(recipe, rows, speed))
     print(f"Written to {out}: table2.md, table2.jsonl, curves.jsonl, speed.jsonl (delete it to time again)")
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from bitempered.experiments.data import Split, fingerprint
 from bitempered.experiments.files import write_atomically
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.models import Network, mlp, mnist_cnn, resnet56
+from bitempered.experiments.networks import Network, mlp, mnist_cnn, resnet56
 from bitempered.experiments.origin import provenance
 
 __all__ = ["BadCheckpoint", "Member", "Training", "train"]
@@ -169,7 +169,7 @@ class Fleet:
         self.order = torch.zeros(self.per_epoch * self.batch, dtype=torch.int64, device=device)
         self.position = torch.arange(self.batch, device=device)
         self.rates = torch.tensor([m.rate for m in members], device=device)
-        self.factors = rate_factors(training, self.steps).to(device)
+        self.factors = rate_factors(self.steps, training.stairs, training.warmup).to(device)
         self.losses = torch.zeros(len(members), device=device)
         self.update = partial(update, training)
         if device.type == "cuda":
@@ -358,12 +358,12 @@ def shift_and_mirror(x: Tensor, generator: torch.Generator) -> Tensor:
     return padded[torch.arange(n, device=x.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def rate_factors(training: Training, steps: int) -> Tensor:
+def rate_factors(steps: int, stairs: tuple[float, ...], warmup: int) -> Tensor:
     """What the learning rate is multiplied by at each step."""
     step = torch.arange(steps)
-    stairs = sum(((step >= fraction * steps).double() for fraction in training.stairs), torch.zeros(steps))
-    rise = ((step + 1) / max(training.warmup, 1)).clamp(max=1)
-    return (rise * 10.0**-stairs).float()
+    falls = sum(((step >= fraction * steps).double() for fraction in stairs), torch.zeros(steps))
+    rise = ((step + 1) / max(warmup, 1)).clamp(max=1)
+    return (rise * 10.0**-falls).float()
 
 
 def update(

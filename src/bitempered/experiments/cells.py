@@ -1,13 +1,11 @@
-"""The recipe behind `bitempered compare` and the paper's table 1: losses side by side under label noise."""
+"""Losses side by side under label noise: the runs behind `bitempered compare` and the paper's table 1."""
 
-import csv
 import hashlib
-import io
 import json
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +14,13 @@ import torch
 
 from bitempered import noise
 from bitempered.experiments.data import Dataset, Split, check_dataset, fingerprint, is_table, load_human_labels, read
-from bitempered.experiments.files import append_rows, lock, read_rows, write_atomically
+from bitempered.experiments.files import append_rows, lock, read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.origin import provenance, today
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import METRICS, Member, Training, train
 
-__all__ = ["NOISE", "TRAINING", "Cell", "Comparison", "comparison", "run", "write_csv"]
+__all__ = ["NOISE", "TRAINING", "Cell", "Comparison", "run"]
 
 Row = dict[str, Any]
 Progress = Callable[[int, int, str], None]  # work done, work in all, what is running
@@ -91,47 +89,6 @@ class Comparison:
             **{name: list(value) if isinstance(value, tuple) else value
                for name, value in asdict(self.training).items() if value != float("inf")},
         }  # fmt: skip
-
-
-def comparison(
-    dataset: str = "digits",
-    losses: tuple[Loss, ...] = (Loss("logistic"), Loss("bi-tempered", (0.2, 1.2))),
-    levels: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
-    seeds: int = 5,
-    epochs: int | None = None,
-    rates: tuple[float, ...] | None = None,
-    noise_model: str = "symmetric",
-    label_column: str = "label",
-) -> Comparison:
-    """The recipe of `bitempered compare`: all losses at all levels, one learning rate for each loss.
-
-    The defaults are for digits. Their rates and temperatures were searched on noisy validation labels, with seeds that
-    are no part of the results: benchmarks/search_compare.py has the grid, and its rows lie beside it. Each loss has
-    the rate that is best at the chosen epoch. The temperatures are, among the pairs that are within the search's noise
-    (a few tenths) of the best at that epoch, the best at the last one. So the bi-tempered loss had nine times the
-    logistic one's search. Rates are not chosen at the last epoch, where the smallest wins for either loss: it stops
-    before it memorises.
-    """
-    if seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {seeds}")
-    training = TRAINING.get(dataset, TABLE_TRAINING)
-    if epochs is not None:
-        training = replace(training, epochs=epochs, steps=None)
-    if rates is None:
-        rates = (DEFAULT_RATES[training.optimizer],) * len(losses)
-    if len(set(losses)) < len(losses):
-        raise ValueError(f"each loss can be named once, got {', '.join(map(str, losses))}")
-    if len(rates) not in (1, len(losses)):
-        raise ValueError(f"there must be one learning rate for each of the {len(losses)} losses, got {len(rates)}")
-    if len(rates) < len(losses):
-        rates *= len(losses)
-    # Sorted and each once: the order in which levels are given is no part of the recipe.
-    cells = tuple(
-        Cell(loss, level, rate)
-        for level in sorted({float(level) for level in levels})
-        for loss, rate in zip(losses, rates, strict=True)
-    )
-    return Comparison(dataset, training, cells, tuple(range(seeds)), noise_model, label_column)
 
 
 def run(
@@ -294,12 +251,3 @@ def human_labels(split: Split, data_dir: Path | None) -> tuple[np.ndarray, np.nd
 def find(rows: list[Row], wanted: Row) -> Row | None:
     """Return the first row that has every wanted value."""
     return next((row for row in rows if all(name in row and row[name] == wanted[name] for name in wanted)), None)
-
-
-def write_csv(path: Path, rows: list[Row]) -> None:
-    """Write rows as a table that spreadsheets read."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(path, text.getvalue().encode())

@@ -1,6 +1,5 @@
-"""Figures of the paper that need no data."""
+"""The recipe behind `bitempered reproduce figure1`, which needs no data."""
 
-import io
 from collections.abc import Callable
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from bitempered.torch import bi_tempered_logistic_loss, exp_t, log_t
 
-__all__ = ["FIGURES", "figure1", "png"]
+__all__ = ["figure1"]
 
 Curve = Callable[[Tensor, float], Tensor]  # of the points and one temperature
 
@@ -54,12 +53,3 @@ def draw(axes: Axes, curve: Curve, symbol: str, temperatures: tuple[float, ...],
         axes.plot(x, curve(x, t), color=color, linewidth=1.6, label=f"${symbol} = {t:g}$")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-
-
-def png(figure: Figure) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, format="png")
-    return content.getvalue()
-
-
-FIGURES: dict[str, Callable[[], Figure]] = {"figure1": figure1}

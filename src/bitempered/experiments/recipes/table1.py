@@ -9,18 +9,19 @@ have further seeds, and cells that nobody chose can be trained besides.
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from bitempered.experiments.compare import TRAINING, Cell, Comparison, Progress, Row, find, run, write_csv
-from bitempered.experiments.figures import png
-from bitempered.experiments.files import read_rows, write_atomically
+from bitempered.experiments.cells import TRAINING, Cell, Comparison, Progress, Row, find, run
+from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
+from bitempered.experiments.recipes.compare import FIXED, VARYING, training_of
+from bitempered.experiments.report import Pages, grid, made_by, newest, png, rich_table, spread, table_csv, write
 from bitempered.experiments.train import Training
 
-__all__ = ["RECIPES", "Table1", "draw_figure3", "markdown", "reproduce", "table"]
+__all__ = ["RECIPES", "Table1", "draw_figure3", "markdown", "render", "reproduce", "table"]
 
 Settings = tuple[tuple[Loss, float], ...]  # losses with their learning rates
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -139,35 +140,80 @@ def reproduce(
     wanted = [{name: row[name] for name in (*comparison.setting(chosen[0], 0), "data", "commit")} for row in rows]
     kept = read_rows(folder / "curves.jsonl")
     curves = [row for setting in wanted if (row := find(kept, setting)) is not None]
-    write_csv(folder / "table1.csv", rows)
-    write_atomically(folder / "table1.md", markdown(recipe, rows).encode())
-    write_atomically(folder / "figure3.png", png(draw_figure3(recipe, curves)))
+    write(folder, pages(recipe, rows, curves))
     return rows, curves
+
+
+def pages(recipe: Table1, rows: list[Row], curves: list[Row]) -> Pages:
+    """Everything that is made of the rows."""
+    return {
+        "table1.csv": table_csv(rows),
+        "table1.md": markdown(recipe, rows).encode(),
+        "figure3.png": png(draw_figure3(recipe, curves)),
+    }
+
+
+def render(path: Path) -> Pages:
+    """Make the pages of a file of rows again, of the settings that the search beside it chose."""
+    folder, rows = path.parent, newest(read_rows(path), VARYING, FIXED)
+    recipe = recipe_of(rows[0])
+    if tried := read_rows(folder / "search" / "search.jsonl"):
+        tried = newest(tried, VARYING, FIXED)
+        at = {level: winners(recipe, [row for row in tried if row["noise"] == level]) for level in searched(recipe)}
+        cells = cells_of(recipe, at)
+        rows = [row for row in rows if cell_of(row) in cells or cell_of(row) in recipe.besides]
+    curves = newest(read_rows(folder / "curves.jsonl"), VARYING, FIXED)
+    wanted = [{name: row.get(name) for name in VARYING} for row in rows]
+    return pages(recipe, rows, [row for run in wanted if (row := find(curves, run)) is not None])
+
+
+def recipe_of(row: Row) -> Table1:
+    """The recipe that a row belongs to, with the training that it had."""
+    (recipe,) = (
+        recipe
+        for recipe in RECIPES.values()
+        if (recipe.dataset, recipe.training.network) == (row["dataset"], row["network"])
+    )
+    return replace(recipe if row["rows"] is None else quick(recipe), training=training_of(row), rows=row["rows"])
 
 
 def search(recipe: Table1, folder: Path, progress: Progress, device: str, data_dir: Path | None) -> tuple[Cell, ...]:
     """Train every setting on the shortened schedule and return the best of each loss for each level."""
     best: dict[float, list[Cell]] = {}
-    nearest = {
-        level: min(recipe.searched_at, key=lambda at: (round(abs(at - level), 9), -at)) for level in recipe.levels
-    }
-    searched = list(dict.fromkeys(nearest.values()))
-    for place, at in enumerate(searched):  # one fleet for each
+    levels = searched(recipe)
+    for place, at in enumerate(levels):  # one fleet for each
         best[at] = [Cell(loss, at, rate) for found in recipe.searched.values() for loss, rate in found]
         if len(best[at]) == len(recipe.searched):
             continue
         comparison = Comparison(recipe.dataset, recipe.search, tuple(best[at]), (SEARCH_SEED,), rows=recipe.rows)
 
         def show(done: int, of: int, text: str, before: int = place * recipe.search.epochs) -> None:
-            progress(before + done, len(searched) * recipe.search.epochs, f"search, noise {at:.0%}: {text}")  # noqa: B023
+            progress(before + done, len(levels) * recipe.search.epochs, f"search, noise {at:.0%}: {text}")  # noqa: B023
 
-        rows = run(comparison, folder, show, name="search", device=device, data_dir=data_dir)
-        winners = [
-            max((row for row in rows if row["loss"] == name), key=lambda row: row["validation_chosen"])
-            for name in recipe.searched
-        ]
-        best[at] = [cell_of(row) for row in winners]
-    return tuple(replace(cell, noise=level) for level, at in nearest.items() for cell in best[at])
+        best[at] = winners(recipe, run(comparison, folder, show, name="search", device=device, data_dir=data_dir))
+    return cells_of(recipe, best)
+
+
+def nearest(recipe: Table1) -> dict[float, float]:
+    """Which level's settings each level takes: the nearest that is searched, of two the higher."""
+    return {level: min(recipe.searched_at, key=lambda at: (round(abs(at - level), 9), -at)) for level in recipe.levels}
+
+
+def searched(recipe: Table1) -> list[float]:
+    return list(dict.fromkeys(nearest(recipe).values()))
+
+
+def winners(recipe: Table1, rows: list[Row]) -> list[Cell]:
+    """The best cell of each loss on noisy validation labels."""
+    return [
+        cell_of(max((row for row in rows if row["loss"] == name), key=lambda row: row["validation_chosen"]))
+        for name in recipe.searched
+    ]
+
+
+def cells_of(recipe: Table1, best: dict[float, list[Cell]]) -> tuple[Cell, ...]:
+    """The cells of all levels, from the best of those that were searched."""
+    return tuple(replace(cell, noise=level) for level, at in nearest(recipe).items() for cell in best[at])
 
 
 def cell_of(row: Row) -> Cell:
@@ -180,14 +226,6 @@ def besides(recipe: Table1, rows: list[Row]) -> tuple[Cell, ...]:
     return tuple(cell for cell in recipe.besides if (cell.noise, cell.loss.name) in chosen)
 
 
-def entry(rows: list[Row], column: str) -> str:
-    """Mean and sample standard deviation in per cent over the seeds; a dash where nothing was trained."""
-    values = [100 * row[column] for row in rows]
-    if not values:
-        return "–"
-    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-
-
 def lines(recipe: Table1, rows: list[Row]) -> list[list[str]]:
     """For each loss: ours at the chosen and at the last epoch, then the paper's; last what was trained besides."""
     also = besides(recipe, rows)
@@ -198,7 +236,7 @@ def lines(recipe: Table1, rows: list[Row]) -> list[list[str]]:
     found = []
     for name, group in groups.items():
         for column, moment in MOMENTS:
-            entries = (entry([row for row in group if row["noise"] == level], column) for level in recipe.levels)
+            entries = (spread([row[column] for row in group if row["noise"] == level], 2) for level in recipe.levels)
             found.append([f"{name}, {moment}", *entries])
         if name in recipe.paper:
             temperatures = f" {recipe.temperatures}" if name == "bi-tempered" else ""
@@ -225,18 +263,12 @@ def seeds_in_words(rows: list[Row], many: str) -> str:
 
 def table(recipe: Table1, rows: list[Row]) -> Table:
     """The table for a terminal."""
-    result = Table(title=f"Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}")
-    for name in names(recipe):
-        result.add_column(name, justify="right")
-    for line in lines(recipe, rows):
-        result.add_row(*line)
-    return result
+    title = f"Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}"
+    return rich_table(title, names(recipe), lines(recipe, rows))
 
 
 def markdown(recipe: Table1, rows: list[Row]) -> str:
     """The table as a page that says how it was made."""
-    header = names(recipe)
-    grid = "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---:"] * len(header), *lines(recipe, rows)])
     first, training, also = rows[0], recipe.training, besides(recipe, rows)
     length = f"{training.steps:,} steps" if training.steps else f"{training.epochs} epochs"
     chosen = "\n".join(
@@ -263,12 +295,13 @@ searched for {recipe.search.epochs} epochs on noisy validation labels, with a se
     trained = "".join(
         f"\nTrained as well: {cell.loss} at {cell.noise:.0%} noise, learning rate {cell.rate:g}.\n" for cell in also
     )
+    made = made_by(first, "\n")
     return f"""# Table 1, {recipe.dataset}, {training.network}
 
 Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}. The chosen epoch is the
 first of the best on validation labels as noisy as the training labels.
 {few}
-{grid}
+{grid(names(recipe), lines(recipe, rows))}
 
 {training.network}, {training.optimizer}, batches of {training.batch_size}, {length}; symmetric noise over the other
 classes. {searched}
@@ -277,8 +310,7 @@ classes. {searched}
 | ---: | --- | ---: |
 {chosen}
 {trained}
-Made by bitempered {first["bitempered"]} (commit {first["commit"]}) with torch {first["torch"]} on {first["device"]},
-{first["date"]}: {"; ".join(took)}.
+{made}: {"; ".join(took)}.
 """
 
 
@@ -286,11 +318,11 @@ def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
     """Accuracy by epoch on clean and noisy training labels and on the test set; bands are the range of the seeds."""
     figure = Figure(figsize=(11, 6.4), dpi=130, layout="constrained")
     columns = (("clean", "training set, true labels"), ("noisy", "training set, noisy labels"), ("test", "test set"))
-    grid = figure.subplots(2, 3, sharex=True, sharey="col")
+    panels = figure.subplots(2, 3, sharex=True, sharey="col")
     also = besides(recipe, curves)
     shown = [row for row in curves if cell_of(row) not in also]
     losses, colours = list(recipe.searched), [f"C{i}" for i in range(len(recipe.levels))]
-    for axes_row, loss in zip(grid, losses, strict=True):
+    for axes_row, loss in zip(panels, losses, strict=True):
         for axes, (column, title) in zip(axes_row, columns, strict=True):
             for level, colour in zip(recipe.levels, colours, strict=True):
                 found = [row[column] for row in shown if (row["loss"], row["noise"]) == (loss, level)]
@@ -306,7 +338,7 @@ def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
             else:
                 axes.set_xlabel("epoch")
         axes_row[0].set_ylabel(f"{loss}: accuracy (%)")
-    handles, labels = grid[0][0].get_legend_handles_labels()
+    handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, title="label noise", loc="outside right center", frameon=False)
     seeds = seeds_in_words(curves, "mean of {} seeds, bands from the lowest to the highest")
     figure.suptitle(f"{recipe.dataset}, {recipe.training.network}: {seeds}", fontsize="medium")

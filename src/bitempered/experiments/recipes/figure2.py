@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -15,13 +16,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bitempered import noise
-from bitempered.experiments.compare import Progress
+from bitempered.experiments.cells import Progress
 from bitempered.experiments.data import Ring, ring
-from bitempered.experiments.models import Illustration
+from bitempered.experiments.files import read_rows
+from bitempered.experiments.networks import Illustration
 from bitempered.experiments.origin import provenance, today
+from bitempered.experiments.report import Pages, grid, made_by
 from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 
-__all__ = ["COLUMNS", "Column", "Illustrated", "Recipe", "draw", "markdown", "run"]
+__all__ = ["COLUMNS", "Column", "Illustrated", "Recipe", "draw", "markdown", "render", "run"]
 
 LOSSES = ("logistic", "bi-tempered")
 EDGE = 1.5  # of the square that is judged and drawn: the ring's outer radius
@@ -160,12 +163,12 @@ def train(
         optimizer.step()
         on_step(step)
     with torch.no_grad():
-        logits = model(torch.from_numpy(grid(recipe.side)).expand(len(drawn), -1, -1))
+        logits = model(torch.from_numpy(square(recipe.side)).expand(len(drawn), -1, -1))
         probability = tempered_softmax(logits, t2)[..., 1]
     return probability.reshape(len(drawn), recipe.side, recipe.side).numpy()
 
 
-def grid(side: int) -> np.ndarray:
+def square(side: int) -> np.ndarray:
     """Return points (side * side, 2) of the square around the ring, row by row from below."""
     x, y = np.meshgrid(np.linspace(-EDGE, EDGE, side), np.linspace(-EDGE, EDGE, side))
     return np.stack([x.ravel(), y.ravel()], axis=1).astype(np.float32)
@@ -173,7 +176,7 @@ def grid(side: int) -> np.ndarray:
 
 def accuracy(probability: np.ndarray) -> float:
     """Return the fraction of the grid that gets its clean label, inside or outside the circle of radius 1."""
-    inside = (np.linalg.norm(grid(len(probability)), axis=1) < 1).reshape(probability.shape)
+    inside = (np.linalg.norm(square(len(probability)), axis=1) < 1).reshape(probability.shape)
     return float(((probability > 0.5) == inside).mean())
 
 
@@ -199,8 +202,8 @@ def describe(column: Column) -> str:
 
 def markdown(recipe: Recipe, rows: list[dict[str, Any]]) -> str:
     """Return the accuracies as a Markdown page."""
-    names = ["panel", "wrong labels", "(t1, t2)", "logistic", "bi-tempered", "difference"]
-    lines = [names, ["---"] * 3 + ["---:"] * 3]
+    head = ["panel", "wrong labels", "(t1, t2)", "logistic", "bi-tempered", "difference"]
+    lines = []
     for column in COLUMNS:
         logistic, ours = medians(rows, column)
         lines.append(
@@ -209,18 +212,23 @@ def markdown(recipe: Recipe, rows: list[dict[str, Any]]) -> str:
                 f"{logistic:.1f}", f"{ours:.1f}", f"{round(ours, 1) - round(logistic, 1):+.1f}",
             ]
         )  # fmt: skip
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    origin = rows[0]
+    table = grid(head, lines, ["---"] * 3 + ["---:"] * 3)
     return (
         f"# Figure 2: accuracy on clean labels over a grid, %, {seeds_in_words(recipe)}\n\n{table}\n\n"
         f"{recipe.points} points, {recipe.steps} full-batch steps of SGD for both losses, learning rate "
         f"{recipe.learning_rate:g}, momentum {recipe.momentum:g}. Settings were chosen by hand to show the effects; "
-        "other seeds and learning rates show less: the docstring of bitempered.experiments.figure2.Recipe says how "
-        "much.\n\n"
-        f"Made by bitempered {origin['bitempered']} (commit {origin['commit']}) with torch {origin['torch']} on "
-        f"{origin['device']}, {origin['date']}, in {sum(row['seconds'] for row in rows):.0f} s of training.\n\n"
+        "other seeds and learning rates show less: bitempered.experiments.recipes.figure2 says how much.\n\n"
+        f"{made_by(rows[0])}, in {sum(row['seconds'] for row in rows):.0f} s of training.\n\n"
         "![](figure2.png)\n"
     )
+
+
+def render(path: Path) -> Pages:
+    """Make the page of a file of rows again. The picture is not in the rows: `reproduce figure2` draws it anew."""
+    rows = read_rows(path)
+    names = ("points", "steps", "momentum", "learning_rate")
+    recipe = Recipe(seeds=len({row["seed"] for row in rows}), **{name: rows[0][name] for name in names})
+    return {"figure2.md": markdown(recipe, rows).encode()}
 
 
 def draw(recipe: Recipe, rows: list[dict[str, Any]], panels: Panels) -> Figure:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from bitempered import noise
-from bitempered.experiments.compare import Row, find
+from bitempered.experiments.cells import Row, find
 from bitempered.experiments.data import divide, fingerprint, load_human_labels, read_images
 from bitempered.experiments.files import append_rows, read_rows, write_atomically
 from bitempered.experiments.losses import Loss

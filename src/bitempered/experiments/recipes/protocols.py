@@ -1,12 +1,16 @@
 """What the runs of a protocol came to, as a page beside the numbers that others printed."""
 
-from statistics import mean, stdev
+from pathlib import Path
 
-from bitempered.experiments.compare import Row
+from bitempered.experiments.cells import Row
+from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.protocols import Protocol
+from bitempered.experiments.report import Pages, grid, newest, spread
+from bitempered.experiments.streams import PROTOCOLS, Protocol
 
-__all__ = ["markdown"]
+__all__ = ["markdown", "render"]
+
+VARYING = ("noise", "loss", "numbers", "schedule", "rescale", "seed", "held_out")  # among the runs of a protocol
 
 # Accuracy in per cent and its standard deviation. A: table 2 of the epsilon-softmax paper, last epoch of 3 runs. B: the
 # same paper and that of CIFAR-N, best test epoch of 5 runs.
@@ -29,6 +33,12 @@ PRINTED: dict[str, dict[str, dict[float, str]]] = {
         "CE-epsilon + MAE": {0.4: "61.78 ± 0.14"},
     },
 }  # fmt: skip
+
+
+def render(path: Path) -> Pages:
+    """Make the page of a file of rows again."""
+    rows = newest(read_rows(path), VARYING, ())
+    return {f"{path.stem}.md": markdown(PROTOCOLS[rows[0]["protocol"]], rows).encode()}
 
 
 def markdown(protocol: Protocol, rows: list[Row]) -> str:
@@ -58,7 +68,7 @@ With {held_out[0]["held_out"]:,} images held out, whose noisy labels choose sett
     return f"""{text}
 As printed by others:
 
-{grid(["loss", *heads], lines)}
+{grid(["loss", *heads], lines, "---")}
 
 Made by bitempered {first["bitempered"]} ({", ".join(commits)}) with torch {first["torch"]} on {first["device"]}.
 """
@@ -73,16 +83,7 @@ def table(rows: list[Row], *columns: tuple[str, str]) -> str:
             loss += f", from (1, 1) over epochs {row['schedule'][0]} to {row['schedule'][1]}"
         groups.setdefault((row["noise"], loss), []).append(row)
     lines = [
-        [f"{level:.0%}", loss, *(entry(found, column) for column, _ in columns), str(len(found))]
+        [f"{level:.0%}", loss, *(spread([row[column] for row in found], 2) for column, _ in columns), str(len(found))]
         for (level, loss), found in groups.items()
     ]
-    return grid(["noise", "loss", *(title for _, title in columns), "seeds"], lines)
-
-
-def entry(rows: list[Row], column: str) -> str:
-    values = [100 * row[column] for row in rows]
-    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-
-
-def grid(head: list[str], lines: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines])
+    return grid(["noise", "loss", *(title for _, title in columns), "seeds"], lines, "---")
