@@ -11,9 +11,10 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
-from bitempered.experiments.cells import TRAINING, Cell, Comparison, find, run
+from bitempered.experiments.cells import TRAINING, Cell, Comparison, run
 from bitempered.experiments.files import read_rows, write_rows
 from bitempered.experiments.losses import Loss
+from bitempered.experiments.runs import find
 
 ROWS = Path(__file__).with_suffix(".jsonl")
 NOISE = (0.0, 0.2, 0.4)

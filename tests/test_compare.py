@@ -19,7 +19,7 @@ import torch
 from typer.testing import CliRunner
 
 from bitempered import cli
-from bitempered.experiments import cells, files
+from bitempered.experiments import cells, files, runs
 from bitempered.experiments import train as train_loop
 from bitempered.experiments.data import Dataset, Split, load
 from bitempered.experiments.losses import Loss
@@ -303,7 +303,7 @@ def test_a_stopped_run_does_not_go_on_with_other_labels(tmp_path, monkeypatch, c
     epochs = []
     rows = cells.run(other, tmp_path / "out", lambda done, *_: epochs.append(done))
     assert epochs == [1, 2, 3]
-    assert f"{checkpoint} is of a run with other settings, data or code that was stopped" in caplog.text
+    assert f"{checkpoint} belongs to a stopped run with other settings, data or version" in caplog.text
     assert results(rows) == results(cells.run(other, tmp_path / "afresh", silent))
     # The stopped one is still there to go on with.
     epochs.clear()
@@ -313,8 +313,18 @@ def test_a_stopped_run_does_not_go_on_with_other_labels(tmp_path, monkeypatch, c
     assert not list((tmp_path / "out").glob("*.checkpoint"))
 
 
-@pytest.mark.parametrize("change", [lambda row: row.pop("data"), lambda row: row.update(threads=7)])
-def test_rows_without_a_hash_or_of_other_threads_are_never_used(change, tmp_path, trained):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: row.pop("data"),
+        lambda row: row.pop("results"),
+        lambda row: row.update(results=runs.RESULTS - 1),
+        lambda row: row.update(bitempered="0.0.0"),
+        lambda row: row.update(clip=1.0),  # which a run without clipping does not have
+    ],
+    ids=["no data", "no results number", "other results number", "other version", "clipped"],
+)
+def test_rows_of_another_identity_or_of_none_are_never_used(change, tmp_path, trained):
     recipe = comparison(levels=(0.0,), seeds=1, epochs=1)
     rows = cells.run(recipe, tmp_path, silent)
     for row in rows:
@@ -325,6 +335,33 @@ def test_rows_without_a_hash_or_of_other_threads_are_never_used(change, tmp_path
     assert len(trained) == 2
     assert min(row["test_last"] for row in again) > 0
     assert files.read_rows(tmp_path / "compare.jsonl") == rows + again  # kept, and may be drawn
+
+
+def test_another_commit_or_machine_is_not_another_run(tmp_path, trained, monkeypatch):
+    recipe = comparison(levels=(0.0,), seeds=1, epochs=1)
+    rows = cells.run(recipe, tmp_path, silent)
+    other = {"commit": "other", "device": "abacus", "threads": 7, "torch": "1.0"}
+    monkeypatch.setattr(runs, "provenance", lambda device: other)
+    assert cells.run(recipe, tmp_path, silent) == rows
+    assert len(trained) == 1
+
+
+def test_a_checkpoint_goes_on_after_another_commit_but_not_with_other_results(tmp_path, monkeypatch):
+    recipe = comparison(levels=(0.0,), seeds=1, epochs=3)
+    monkeypatch.setattr(train_loop, "SAVE_SECONDS", 0)
+
+    def stop(done, total, text):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cells.run(recipe, tmp_path, stop)
+    for number, commit, expected in ((runs.RESULTS + 1, "this", [1, 2, 3]), (runs.RESULTS, "other", [2, 3])):
+        monkeypatch.setattr(runs, "RESULTS", number)
+        monkeypatch.setattr(runs, "commit", lambda commit=commit: commit)
+        epochs = []
+        cells.run(recipe, tmp_path, lambda done, *_, epochs=epochs: epochs.append(done))
+        assert epochs == expected
 
 
 # Interruption and resumption
@@ -342,7 +379,7 @@ def test_an_interrupted_run_keeps_its_rows_and_goes_on(tiny, tmp_path, monkeypat
 
     made = []
     real = cells.run_seed
-    monkeypatch.setattr(cells, "run_seed", lambda *given: made.append(given[4]) or real(*given))
+    monkeypatch.setattr(cells, "run_seed", lambda *given: made.append(given[3]) or real(*given))
     rows = cells.run(TINY, tmp_path, silent)
     assert made == [1]
     assert rows[:4] == kept
@@ -506,14 +543,14 @@ import os, random, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
 import torch
-from bitempered.experiments import cells, train
+from bitempered.experiments import cells, runs, train
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.compare import comparison
 
 folder, seconds, seeds, overlap = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
 train.SAVE_SECONDS = 0
 torch.set_num_threads(1)  # a pool of threads does not outlive a fork
-cells.provenance = train.provenance = lambda device: {"commit": "this"}  # whose three processes take most of the time
+runs.provenance = lambda device: {"commit": "this"}  # whose three processes take most of the time
 
 
 def recipe(second):

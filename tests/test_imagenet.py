@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from bitempered import cli
 from bitempered.experiments import imagenet, networks
+from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.imagenet import Images, Run, Training
 from bitempered.experiments.recipes import table2
 from bitempered.experiments.recipes.table2 import Table2
 from bitempered.experiments.sources import DataError
-from bitempered.experiments.train import BadCheckpoint
 
 pytestmark = [  # what Python and torch say of workers, on machines with many threads and with one core
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -352,7 +352,7 @@ def test_both_losses_begin_from_the_same_weights(data):
 def test_accuracy_is_the_share_of_right_validation_images(data, tmp_path):
     """After training, against predictions made by hand, one image at a time; and it has learned the colours."""
     run = Run(replace(TRAINING, epochs=8, rate=0.5), TEMPERED, 0, data, CPU)
-    metrics = run.train(tmp_path / "run", silent)
+    metrics = run.train(Checkpoint(tmp_path / "run", ""), silent)
     right = 0
     run.learner.network.eval()
     for row, label in enumerate(data.validation.labels):
@@ -366,7 +366,7 @@ def test_accuracy_is_the_share_of_right_validation_images(data, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_null(data, tmp_path):
-    metrics = Run(replace(TRAINING, rate=1e30), LOGISTIC, 0, data, CPU).train(tmp_path / "run", silent)
+    metrics = Run(replace(TRAINING, rate=1e30), LOGISTIC, 0, data, CPU).train(Checkpoint(tmp_path / "run", ""), silent)
     assert metrics[-1]["training_loss"] is None
 
 
@@ -506,16 +506,16 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, tmp_path, monkeypatch):
 
 def test_weights_after_resumption_are_the_same_bit_for_bit(data, tmp_path):
     whole, stopped = Run(TRAINING, TEMPERED, 0, data, CPU), Run(TRAINING, TEMPERED, 0, data, CPU)
-    whole.train(tmp_path / "whole", silent)
+    whole.train(Checkpoint(tmp_path / "whole", ""), silent)
 
     def stop(step, text):
         if step == 12:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stopped.train(tmp_path / "stopped", stop)
+        stopped.train(Checkpoint(tmp_path / "stopped", ""), stop)
     resumed = Run(TRAINING, TEMPERED, 0, data, CPU)
-    resumed.train(tmp_path / "stopped", silent)
+    resumed.train(Checkpoint(tmp_path / "stopped", ""), silent)
     assert without_time(resumed.metrics) == without_time(whole.metrics)
     states = [run.learner.network.state_dict() for run in (whole, resumed)]
     for name, value in states[0].items():
@@ -524,25 +524,26 @@ def test_weights_after_resumption_are_the_same_bit_for_bit(data, tmp_path):
 
 def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(folder, data, tmp_path, monkeypatch):
     monkeypatch.setitem(table2.RECIPES, "resnet18", TINY)
-    setting = {**TRAINING.setting(LOGISTIC, 0, data), **imagenet.provenance("cpu")}
-    path = table2.checkpoint_file(tmp_path, "logistic-seed0", [setting])
-    Run(replace(TRAINING, rate=0.2), LOGISTIC, 0, data, CPU).save(path)
+    path = Checkpoint.of(tmp_path, "logistic-seed0", [TRAINING.identity(LOGISTIC, 0, data)]).path
+    other = replace(TRAINING, rate=0.2)
+    state = Run(other, LOGISTIC, 0, data, CPU).state()
+    Checkpoint(path, Checkpoint.of(tmp_path, "", [other.identity(LOGISTIC, 0, data)]).identity).save(state)
     done = invoke(folder, tmp_path, "--resume")
     assert done.exit_code == 1
-    assert done.stderr == f"bitempered: {path} is of another run than this; delete it, or choose another folder\n"
+    assert done.stderr == f"bitempered: {path} belongs to another run; delete it, or choose another folder\n"
     for content in (b"", b"PK\x03\x04 half"):
         path.write_bytes(content)
         done = invoke(folder, tmp_path, "--resume")
         assert done.exit_code == 1
-        assert f"{path} is not a checkpoint, or a damaged one; delete it to train again" in done.stderr
+        assert f"{path} is not a checkpoint, or is damaged; delete it to train again" in done.stderr
         assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("what", ["network", "momentum", "missing", "metrics"])
 def test_a_checkpoint_of_this_run_with_something_else_in_it_is_refused(what, data, tmp_path):
     training, path = replace(TRAINING, epochs=1), tmp_path / "run"
-    Run(training, LOGISTIC, 0, data, CPU).train(path, silent)
-    Run(training, LOGISTIC, 0, data, CPU).load(path)
+    Run(training, LOGISTIC, 0, data, CPU).train(Checkpoint(path, ""), silent)
+    Checkpoint(path, "").load(Run(training, LOGISTIC, 0, data, CPU).restore, CPU)
     kept = torch.load(path, weights_only=True)
     if what == "network":
         kept["network"] = {name: value[:1] if value.dim() else value for name, value in kept["network"].items()}
@@ -553,8 +554,8 @@ def test_a_checkpoint_of_this_run_with_something_else_in_it_is_refused(what, dat
     else:
         kept["metrics"] = [{"epoch": 1, "top1": "high", "seconds": 1.0}]
     torch.save(kept, path)
-    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or a damaged one; delete it to train again"):
-        Run(training, LOGISTIC, 0, data, CPU).load(path)
+    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or is damaged; delete it to train again"):
+        Checkpoint(path, "").load(Run(training, LOGISTIC, 0, data, CPU).restore, CPU)
 
 
 class Mischief:
@@ -569,7 +570,7 @@ def test_checkpoints_execute_nothing(data, tmp_path):
     path, trace = tmp_path / "run", tmp_path / "trace"
     torch.save({"identity": Mischief(trace)}, path)
     with pytest.raises(BadCheckpoint, match="is not a checkpoint"):
-        Run(TRAINING, LOGISTIC, 0, data, CPU).load(path)
+        Checkpoint(path, "").load(Run(TRAINING, LOGISTIC, 0, data, CPU).restore, CPU)
     assert not trace.exists()
 
 

@@ -15,13 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from bitempered import noise
 from bitempered.experiments import streams
+from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import protocols
 from bitempered.experiments.resnet34 import Block, resnet34
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.streams import PROTOCOLS, Images, Run, Setting
-from bitempered.experiments.train import BadCheckpoint
 from bitempered.torch import bi_tempered_logistic_loss
 
 CPU = torch.device("cpu")
@@ -63,6 +63,10 @@ def run(folder, *settings, protocol=TINY_A, images=IMAGES, **options):
     """The rows, and what progress was told."""
     told = []
     return streams.run(protocol, settings, images, folder, told.append, device="cpu", **options), told
+
+
+def checkpoint(folder, item):
+    return Checkpoint.of(folder, "protocol-a", [item.identity()])
 
 
 def without_time(rows):
@@ -268,7 +272,7 @@ def test_steps_are_sgd_by_hand(clip, small, tmp_path):
     """The gradient of cross-entropy, its norm cut, then decay, then momentum, then the rate."""
     protocol = replace(TINY_A, clip=clip, weight_decay=0.2, rate=0.05)
     item = Run(protocol, Setting(LOGISTIC, 0.5, seed=3), IMAGES, CPU)
-    item.start(tmp_path / "none")
+    item.start(Checkpoint(tmp_path / "none", ""))
     weights = [w.detach().double().numpy().copy() for w in item.network.parameters()]
     item.begin_epoch()
     # Pixels from 0 to 1, standardised by channel, then the means of the four quarters of each channel.
@@ -329,7 +333,7 @@ def test_every_epoch_and_every_seed_draws_anew(small, tmp_path):
     drawn = []
     for seed, epoch in [(0, 0), (0, 1), (1, 0), (0, 0)]:
         item = Run(TINY_A, Setting(LOGISTIC, 0.0, seed=seed), IMAGES, CPU)
-        item.start(tmp_path / "none")
+        item.start(Checkpoint(tmp_path / "none", ""))
         item.epoch = epoch
         item.begin_epoch()
         drawn.append(item.epoch_images.numpy().tobytes())
@@ -342,7 +346,7 @@ def test_held_out_labels_are_noisy_and_test_labels_are_not(right, small, tmp_pat
     """A network that knows all noisy labels, or all clean ones, by heart."""
     images = Images(numbered(16), numbered(16))
     item = Run(TINY_A, Setting(LOGISTIC, 1.0, seed=0, held_out=8), images, CPU)
-    item.start(tmp_path / "none")
+    item.start(Checkpoint(tmp_path / "none", ""))
     table = noise.symmetric(images.train[1], 1.0, rng=np.random.default_rng(0), num_classes=100)
     known = torch.from_numpy(table if right == "noisy" else images.train[1])
 
@@ -419,7 +423,7 @@ def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
     for folder, epochs in ((tmp_path / "both", 2), (tmp_path / "one", 3)):
         with pytest.raises(KeyboardInterrupt):
             streams.run(protocol, settings, IMAGES, folder, stop, device="cpu")
-        first, second = (Run(protocol, setting, IMAGES, CPU).checkpoint(folder) for setting in settings)
+        first, second = (checkpoint(folder, Run(protocol, setting, IMAGES, CPU)).path for setting in settings)
         assert set(folder.glob("*.checkpoint")) == {first, second}
         if folder.name == "one":
             second.unlink()
@@ -517,12 +521,12 @@ def test_too_few_images_for_a_batch_are_refused(tmp_path):
 def saved(small, tmp_path):
     """A run and a checkpoint of it."""
     item = Run(TINY_A, Setting(LOGISTIC, 0.2, seed=0), IMAGES, CPU)
-    path = item.checkpoint(tmp_path)
-    item.start(path)
+    where = checkpoint(tmp_path, item)
+    item.start(where)
     item.begin_epoch()
     item.step()
-    item.save(path)
-    return item, path
+    where.save(item.state())
+    return item, where.path
 
 
 def test_a_checkpoint_of_another_run_is_refused(saved, tmp_path):
@@ -532,7 +536,7 @@ def test_a_checkpoint_of_another_run_is_refused(saved, tmp_path):
         (replace(item.setting, loss=TEMPERED), IMAGES),
         (item.setting, Images(IMAGES.train, part(16, 7))),
     ]:
-        other = Run(TINY_A, setting, images, CPU).checkpoint(tmp_path)
+        other = checkpoint(tmp_path, Run(TINY_A, setting, images, CPU)).path
         assert other != path
         other.write_bytes(path.read_bytes())
         with pytest.raises(BadCheckpoint, match="belongs to another run; delete it, or choose another folder"):
@@ -553,9 +557,9 @@ def test_a_damaged_checkpoint_is_refused(damage, saved, tmp_path):
         if damage == "no metrics":
             del kept["metrics"]
         elif damage == "no momentum":
-            kept["state"]["momentum"].pop()
+            kept["momentum"].pop()
         elif damage == "other weights":
-            kept["state"]["network"]["2.weight"] = torch.zeros(3)
+            kept["network"]["2.weight"] = torch.zeros(3)
         else:
             kept["metrics"] = print  # what is not data is not read
         torch.save(kept, path)

@@ -277,7 +277,7 @@ def test_a_stopped_table_goes_on_only_when_told_to(mnist, small, tmp_path, monke
         def stop(epoch, metrics):
             raise KeyboardInterrupt
 
-        checkpoint.write_bytes(b"")  # as if the first epoch were in it
+        checkpoint.path.write_bytes(b"")  # as if the first epoch were in it
         return real(*given, checkpoint=None, on_epoch=stop, **options)
 
     monkeypatch.setattr(cells, "train", stopped)

@@ -14,10 +14,11 @@ import torch
 
 from bitempered import noise
 from bitempered.experiments import train as loop
+from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint
 from bitempered.experiments.data import Split, load
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import LOSSES, Loss
-from bitempered.experiments.train import BadCheckpoint, Fleet, Member, Training, train
+from bitempered.experiments.train import Fleet, Member, Training, train
 
 TINY = Training("mlp", "adam", epochs=3, batch_size=100, width=8)
 LOGISTIC, TEMPERED = Loss("logistic"), Loss("bi-tempered", (0.5, 2.0))
@@ -198,10 +199,15 @@ def test_a_run_that_stops_goes_on_bit_for_bit(digits, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(TINY, members, digits, seed=1, checkpoint=tmp_path / "run", on_epoch=stop)
+        train(TINY, members, digits, seed=1, checkpoint=Checkpoint(tmp_path / "run", ""), on_epoch=stop)
     epochs = []
     again = train(
-        TINY, members, digits, seed=1, checkpoint=tmp_path / "run", on_epoch=lambda epoch, _: epochs.append(epoch)
+        TINY,
+        members,
+        digits,
+        seed=1,
+        checkpoint=Checkpoint(tmp_path / "run", ""),
+        on_epoch=lambda epoch, _: epochs.append(epoch),
     )
     assert epochs == [3]
     assert without_time(again) == without_time(whole)
@@ -244,32 +250,14 @@ cli.main()
     assert not list(killed.glob("*.checkpoint"))
 
 
-def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path, monkeypatch):
-    path = tmp_path / "run"
-    one = member(digits, TEMPERED)
-    train(TINY, [one], digits, seed=0, checkpoint=path)
-    # As many wrong labels as before, but others; one pixel; one label.
-    labels = one.train[::-1].copy(), one.validation.copy()
-    pixels = [part[0].copy() for part in (digits.train, digits.validation, digits.test)]
-    pixels[2][0, 0] += 1
-    test_labels = digits.test[1].copy()
-    test_labels[0] += 1
-    for training, members, split, seed in [
-        (replace(TINY, epochs=4), [one], digits, 0),
-        (TINY, [replace(one, rate=2e-2)], digits, 0),
-        (TINY, [replace(one, loss=Loss("bi-tempered", (0.5, 2.0000001)))], digits, 0),
-        (TINY, [one], digits, 1),
-        (TINY, [replace(one, train=labels[0])], digits, 0),
-        (TINY, [replace(one, validation=one.validation[::-1].copy())], digits, 0),
-        (TINY, [one], replace(digits, test=(pixels[2], digits.test[1])), 0),
-        (TINY, [one], replace(digits, test=(digits.test[0], test_labels)), 0),
-    ]:
-        with pytest.raises(BadCheckpoint, match=r"run is of another run than this; delete it"):
-            train(training, members, split, seed=seed, checkpoint=path)
-    train(TINY, [one], digits, seed=0, checkpoint=path)
-    monkeypatch.setattr(loop, "provenance", lambda device: {"torch": "1.0"})
-    with pytest.raises(BadCheckpoint, match=r"run is of another run than this; delete it"):
-        train(TINY, [one], digits, seed=0, checkpoint=path)
+def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path):
+    ours, path = Checkpoint.of(tmp_path, "run", [{"seed": 0}]), tmp_path / "run"
+    train(TINY, [member(digits)], digits, seed=0, checkpoint=ours)
+    other = Checkpoint.of(tmp_path, "run", [{"seed": 1}])
+    assert other.path != ours.path
+    ours.path.rename(other.path)
+    with pytest.raises(BadCheckpoint, match=f"{path}.* belongs to another run; delete it, or choose another folder"):
+        train(TINY, [member(digits)], digits, seed=1, checkpoint=other)
 
 
 def spoil(name, kept):
@@ -311,28 +299,27 @@ def spoil(name, kept):
 )  # fmt: skip
 def test_a_checkpoint_of_this_run_with_something_else_in_it_is_refused(name, digits, tmp_path):
     path = tmp_path / "run"
-    train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
+    train(TINY, [member(digits)], digits, seed=0, checkpoint=Checkpoint(path, ""))
     kept = torch.load(path, weights_only=True)
     spoil(name, kept)
     torch.save(kept, path)
-    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or a damaged one; delete it to train again"):
-        train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
+    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or is damaged; delete it to train again"):
+        train(TINY, [member(digits)], digits, seed=0, checkpoint=Checkpoint(path, ""))
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half"])
 def test_a_damaged_checkpoint_is_refused(content, digits, tmp_path):
     path = tmp_path / "run"
     path.write_bytes(content)
-    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or a damaged one"):
-        train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
+    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or is damaged"):
+        train(TINY, [member(digits)], digits, seed=0, checkpoint=Checkpoint(path, ""))
     assert path.read_bytes() == content
 
 
-def test_a_checkpoint_with_any_wrong_byte_is_refused_or_read(digits, tmp_path, monkeypatch):
+def test_a_checkpoint_with_any_wrong_byte_is_refused_or_read(digits, tmp_path):
     """Among them offsets that no file can be moved to, which is no fault of the folder."""
-    monkeypatch.setattr(loop, "provenance", lambda device: {})
     path, rng = tmp_path / "run", np.random.default_rng(0)
-    train(replace(TINY, epochs=1), [member(digits)], digits, seed=0, checkpoint=path)
+    train(replace(TINY, epochs=1), [member(digits)], digits, seed=0, checkpoint=Checkpoint(path, ""))
     fleet, whole = Fleet(replace(TINY, epochs=1), [member(digits)], digits, 0, torch.device("cpu")), path.read_bytes()
     directory = whole.index(b"PK\x01\x02")  # of the archive
     for _ in range(200):
@@ -341,14 +328,14 @@ def test_a_checkpoint_with_any_wrong_byte_is_refused_or_read(digits, tmp_path, m
         content[at : at + 4] = rng.integers(0, 256, 4, dtype=np.uint8).tobytes()
         path.write_bytes(content)
         with suppress(BadCheckpoint):
-            fleet.load(path)
+            Checkpoint(path, "").load(fleet.restore, fleet.device)
 
 
 def test_checkpoints_execute_nothing(digits, tmp_path):
     path = tmp_path / "run"
     torch.save({"identity": print}, path)
     with pytest.raises(BadCheckpoint):
-        train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
+        train(TINY, [member(digits)], digits, seed=0, checkpoint=Checkpoint(path, ""))
 
 
 # Names

@@ -365,9 +365,9 @@ def choose_device(device: str | None) -> str:
 @contextmanager
 def clear_errors(out: Path, stopped: str = "the same command goes on with what is there") -> Iterator[None]:
     """Turn what can go wrong with a folder of results into one line each; `stopped` is for Ctrl-C."""
+    from bitempered.experiments.checkpoints import BadCheckpoint
     from bitempered.experiments.files import BadRows
     from bitempered.experiments.sources import DataError
-    from bitempered.experiments.train import BadCheckpoint
 
     with_main = signal.getsignal(signal.SIGINT) is stop_at_once
     try:

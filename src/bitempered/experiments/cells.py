@@ -1,29 +1,24 @@
 """Losses side by side under label noise: the runs behind `bitempered compare` and the paper's table 1."""
 
-import hashlib
-import json
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from bitempered import noise
+from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.data import Dataset, Split, check_dataset, fingerprint, is_table, load_human_labels, read
-from bitempered.experiments.files import append_rows, lock, read_rows
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.origin import provenance, today
+from bitempered.experiments.runs import Job, Progress, Row, identity, make
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import METRICS, Member, Training, train
 
 __all__ = ["NOISE", "TRAINING", "Cell", "Comparison", "run"]
 
-Row = dict[str, Any]
-Progress = Callable[[int, int, str], None]  # work done, work in all, what is running
 NOISE = ("symmetric", "symmetric-all", "pair-flip", "human")
 # What a data set is trained with unless one says otherwise.
 TRAINING = {
@@ -100,121 +95,81 @@ def run(
     device: str = "cpu",
     data_dir: Path | None = None,
 ) -> list[Row]:
-    """Make every run of the recipe and return their rows, seed by seed in the order of its cells.
+    """Make the runs that `folder` does not have yet and return the rows of all, seed by seed in the order of the cells.
 
-    `folder` gets `name`.jsonl, a row for each run; curves.jsonl, beside each its metrics by epoch; and, while a seed
-    is being trained, its checkpoint, so that an interruption loses little. Runs already there with the same settings,
-    data, commit, versions and device are not made again (all uncommitted changes on top of a commit count as one).
-    Several processes can share a folder: each takes seeds that no other is training, and waits for the rest.
+    All cells of a seed train together. `runs.make` says what the folder gets; its rows are in `name`.jsonl.
     """
     data = read(recipe.dataset, data_dir, recipe.label_column)
-    rows_file, curves_file = folder / f"{name}.jsonl", folder / "curves.jsonl"
-    done: dict[int, list[Row]] = {}
+
+    def job(seed: int) -> Job:
+        split, members, runs = prepare(recipe, data, seed, data_dir)
+        epochs = recipe.training.length(len(split.train[0]))
+
+        def show(done: int, epoch: int, text: str) -> None:
+            progress(done * epochs + epoch, len(recipe.seeds) * epochs, f"seed {seed}: {text}")
+
+        def train_cells(places: list[int], checkpoints: list[Checkpoint], done: int) -> tuple[list[Row], list[Row]]:
+            fleet = [members[place] for place in places]
+            return run_seed(recipe, split, fleet, seed, partial(show, done), device, checkpoints[0])
+
+        return Job(f"seed{seed}", runs, train_cells, lambda done: show(done, 0, "another process is training it"))
+
     threads = torch.get_num_threads()
     if device == "cpu" and recipe.training.network == "mlp":
         # Layers this small gain nothing from a second thread (and lose much where cores are shared),
         # and one thread adds in one order: the same numbers on any number of cores.
         torch.set_num_threads(1)
     try:
-        origin = provenance(device)
-        queue = [(seed, False) for seed in recipe.seeds]
-        for seed, wait in queue:  # which grows by the seeds that other processes are training
-            split, members, wanted = prepare(recipe, data, seed, data_dir, origin)
-            epochs = recipe.training.length(len(split.train[0]))
-
-            def show(epoch: int, text: str, seed: int = seed, epochs: int = epochs) -> None:
-                progress(len(done) * epochs + epoch, len(recipe.seeds) * epochs, f"seed {seed}: {text}")
-
-            if wait:
-                show(0, "another process is training it")
-            if not done:  # not before the data are there, nor again if somebody deletes the folder
-                folder.mkdir(parents=True, exist_ok=True)
-            fleet_name = f"seed{seed}"
-            with lock(folder, fleet_name, wait=wait) as held:
-                kept = read_rows(rows_file)
-                places = [place for place, row in enumerate(wanted) if find(kept, row) is None]
-                missing = [wanted[place] for place in places]
-                if missing and not held:
-                    queue.append((seed, True))
-                    continue
-                checkpoints = [checkpoint_file(folder, fleet_name, part) for part in (missing, wanted)]
-                if missing:
-                    drawn = read_rows(curves_file)  # ours too, if a process was killed between its curves and its rows
-                    tell_of_others(folder, fleet_name, checkpoints)
-                    fleet = [members[place] for place in places]
-                    made, curves = run_seed(recipe, split, fleet, missing, seed, show, device, checkpoints[0])
-                    new = [curve for curve, row in zip(curves, missing, strict=True) if find(drawn, row) is None]
-                    append_rows(curves_file, new)
-                    append_rows(rows_file, made)
-                    kept += made
-                if held:
-                    for checkpoint in checkpoints:
-                        checkpoint.unlink(missing_ok=True)
-            done[seed] = [row for setting in wanted if (row := find(kept, setting)) is not None]
+        return make([partial(job, seed) for seed in recipe.seeds], folder, name, device)
     finally:
         torch.set_num_threads(threads)
-    return [row for seed in recipe.seeds for row in done[seed]]
 
 
 def prepare(
-    recipe: Comparison, data: Dataset, seed: int, data_dir: Path | None, origin: Row
+    recipe: Comparison, data: Dataset, seed: int, data_dir: Path | None
 ) -> tuple[Split, list[Member], list[Row]]:
-    """The split of one seed, what the run of each cell has of its own, and what its row must agree with."""
+    """The split of one seed, what the run of each cell has of its own, and its identity."""
     split, rows = data.split(seed), slice(recipe.rows)
-    members, wanted = [], []
+    members, runs = [], []
     for cell in recipe.cells:
         train, validation = (labels[rows] for labels in corrupt(recipe, split, cell, seed, data_dir))
         members.append(Member(cell.loss, cell.rate, train, validation))
         # What was read, the same for all rows of a data set, and the labels that this run sees.
         seen = f"{data.digest}-{fingerprint(train, validation)}"
-        wanted.append({**recipe.setting(cell, seed), "data": seen, **origin})
+        runs.append(identity(recipe.setting(cell, seed), seen))
     train_part, validation_part, test = ((x[rows], y[rows]) for x, y in (split.train, split.validation, split.test))
-    return Split(train_part, validation_part, test, split.num_classes), members, wanted
-
-
-def checkpoint_file(folder: Path, name: str, runs: list[Row]) -> Path:
-    """Where runs are saved: under a name of their own, so that no other settings, data or code go on with them."""
-    return folder / f"{name}-{hashlib.sha256(json.dumps(runs).encode()).hexdigest()[:12]}.checkpoint"
-
-
-def tell_of_others(folder: Path, name: str, ours: list[Path]) -> None:
-    for path in sorted(set(folder.glob(f"{name}-*.checkpoint")) - set(ours)):
-        logging.getLogger(__name__).warning(
-            "bitempered: %s is of a run with other settings, data or code that was stopped; this one starts anew", path
-        )
+    return Split(train_part, validation_part, test, split.num_classes), members, runs
 
 
 def run_seed(
     recipe: Comparison,
     split: Split,
     members: list[Member],
-    wanted: list[Row],
     seed: int,
     show: Callable[[int, str], None],
     device: str,
-    checkpoint: Path,
+    checkpoint: Checkpoint,
 ) -> tuple[list[Row], list[Row]]:
-    """Train the members together, from their settings alone; return their rows and their curves."""
+    """Train the members together, from their settings alone; return their results and their curves."""
 
     def on_epoch(epoch: int, metrics: Row) -> None:
         show(epoch, f"noisy validation {sum(metrics['validation']) / len(members):.1%}")
 
     metrics = train(recipe.training, members, split, seed=seed, device=device, on_epoch=on_epoch, checkpoint=checkpoint)
-    last, made, curves = metrics[-1], [], []
-    for place, run in enumerate(wanted):
+    last, results, curves = metrics[-1], [], []
+    for place in range(len(members)):
         # The first epoch with the highest accuracy on noisy validation labels; the test rows have no say.
         chosen = max(metrics, key=lambda row: row["validation"][place])
-        made.append(
+        results.append(
             {
-                **run,
                 "train_last": last["noisy"][place], "validation_last": last["validation"][place],
                 "test_last": last["test"][place], "chosen_epoch": chosen["epoch"],
                 "validation_chosen": chosen["validation"][place], "test_chosen": chosen["test"][place],
-                "date": today(), "fleet": len(members), "fleet_seconds": last["seconds"],
+                "fleet": len(members), "fleet_seconds": last["seconds"],
             }
         )  # fmt: skip
-        curves.append({**run, **{name: [row[name][place] for row in metrics] for name in METRICS}})
-    return made, curves
+        curves.append({name: [row[name][place] for row in metrics] for name in METRICS})
+    return results, curves
 
 
 def corrupt(
@@ -246,8 +201,3 @@ def human_labels(split: Split, data_dir: Path | None) -> tuple[np.ndarray, np.nd
     noisy = load_human_labels(clean, next((path for path in paths if path.exists()), paths[0]))
     train, validation = (noisy[rows] for rows in split.rows)
     return train, validation
-
-
-def find(rows: list[Row], wanted: Row) -> Row | None:
-    """Return the first row that has every wanted value."""
-    return next((row for row in rows if all(name in row and row[name] == wanted[name] for name in wanted)), None)

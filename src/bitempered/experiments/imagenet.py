@@ -7,13 +7,11 @@ on a CPU comes to the same numbers bit for bit.
 """
 
 import hashlib
-import io
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +21,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bitempered.experiments import networks
-from bitempered.experiments.cells import Row
-from bitempered.experiments.files import write_atomically
+from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.origin import provenance
+from bitempered.experiments.runs import Row, identity
 from bitempered.experiments.sources import DataError
-from bitempered.experiments.train import BadCheckpoint, rate_factors
+from bitempered.experiments.train import rate_factors
 
 __all__ = ["Data", "Images", "Learner", "Run", "Training", "read_folder"]
 
@@ -52,16 +49,17 @@ class Training:
     momentum: float = 0.9
     weight_decay: float = 0.0
 
-    def setting(self, loss: Loss, seed: int, data: "Data") -> Row:
+    def identity(self, loss: Loss, seed: int, data: "Data") -> Row:
         """What a run depends on, in the words of its row."""
-        return {
+        setting = {
             "network": self.network, "loss": loss.name, "numbers": list(loss.numbers), "seed": seed,
             "learning_rate": self.rate, "epochs": self.epochs, "batch_size": self.batch_size,
             "micro_batch": self.micro_batch, "stairs": list(self.stairs), "warmup": self.warmup,
             "momentum": self.momentum, "weight_decay": self.weight_decay, "size": self.size,
             "classes": data.classes, "train_images": len(data.train.names),
-            "validation_images": len(data.validation.names), "data": data.digest,
+            "validation_images": len(data.validation.names),
         }  # fmt: skip
+        return identity(setting, data.digest)
 
 
 # Images
@@ -261,10 +259,9 @@ class Run:
             rate_factors(training.epochs * self.per_epoch, training.stairs, training.warmup).double() * training.rate
         )
 
-    def train(self, checkpoint: Path, on_step: Callable[[int, str], None]) -> list[Row]:
+    def train(self, checkpoint: Checkpoint, on_step: Callable[[int, str], None]) -> list[Row]:
         """Train to the end, from the checkpoint if there is one; return the metrics of each epoch."""
-        if checkpoint.exists():
-            self.load(checkpoint)
+        checkpoint.load(self.restore, self.device)
         started = time.perf_counter() - sum(row["seconds"] for row in self.metrics[-1:])
         while (number := len(self.metrics) + 1) <= self.training.epochs:
             loss = self.epoch(number, on_step)
@@ -276,7 +273,7 @@ class Run:
                     "seconds": round(time.perf_counter() - started, 3),
                 }
             )
-            self.save(checkpoint)
+            checkpoint.save(self.state())
             on_step(number * self.per_epoch, self.says())
         return self.metrics
 
@@ -313,38 +310,21 @@ class Run:
             right += (self.learner.logits(pixels).argmax(dim=1) == labels).sum()
         return round(right.item() / len(images.names), 6)
 
-    @cached_property
-    def identity(self) -> str:
-        """What a checkpoint must agree with."""
-        return repr({**self.training.setting(self.loss, self.seed, self.data), **provenance(self.device.type)})
+    def state(self) -> Row:
+        """What a checkpoint keeps."""
+        momentum = self.learner.optimizer.state_dict()["state"]
+        return {"metrics": self.metrics, "network": self.learner.network.state_dict(), "momentum": momentum}
 
-    def save(self, path: Path) -> None:
-        content = io.BytesIO()
-        state = {
-            "identity": self.identity, "metrics": self.metrics, "network": self.learner.network.state_dict(),
-            "momentum": self.learner.optimizer.state_dict()["state"],
-        }  # fmt: skip
-        torch.save(state, content)
-        write_atomically(path, content.getvalue())
-
-    def load(self, path: Path) -> None:
+    def restore(self, kept: Row) -> None:
+        """Go on from what `state` returned; raise a ValueError, or whatever comes of it, if this is something else."""
         network, optimizer = self.learner.network, self.learner.optimizer
-        content = io.BytesIO(path.read_bytes())
-        try:
-            kept = torch.load(content, map_location=self.device, weights_only=True)
-            if kept["identity"] != self.identity:
-                raise BadCheckpoint(f"{path} is of another run than this; delete it, or choose another folder")
-            network.load_state_dict(kept["network"])
-            groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": kept["momentum"], "param_groups": groups})
-            for weight in network.parameters():
-                if optimizer.state[weight]["momentum_buffer"].shape != weight.shape:
-                    raise ValueError("momentum of another shape")
-            for number, row in enumerate(kept["metrics"], start=1):
-                if row["epoch"] != number or not all(isinstance(row[name], float) for name in ("top1", "seconds")):
-                    raise ValueError("metrics of another run")
-            self.metrics = [*kept["metrics"]]
-        except BadCheckpoint:
-            raise
-        except Exception as error:  # torch.load raises whatever its readers do
-            raise BadCheckpoint(f"{path} is not a checkpoint, or a damaged one; delete it to train again") from error
+        network.load_state_dict(kept["network"])
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": kept["momentum"], "param_groups": groups})
+        for weight in network.parameters():
+            if optimizer.state[weight]["momentum_buffer"].shape != weight.shape:
+                raise ValueError("momentum of another shape")
+        for number, row in enumerate(kept["metrics"], start=1):
+            if row["epoch"] != number or not all(isinstance(row[name], float) for name in ("top1", "seconds")):
+                raise ValueError("metrics of another run")
+        self.metrics = [*kept["metrics"]]

@@ -13,28 +13,25 @@ uses. A run that was stopped goes on from its last checkpoint.
 """
 
 import copy
-import hashlib
-import io
 import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bitempered import noise
-from bitempered.experiments.cells import Row, find
+from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.data import divide, fingerprint, load_human_labels, read_images
-from bitempered.experiments.files import append_rows, read_rows, write_atomically
+from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.origin import provenance, today
 from bitempered.experiments.resnet34 import resnet34
+from bitempered.experiments.runs import Job, Row, find, identity, make
 from bitempered.experiments.sources import DataError
-from bitempered.experiments.train import BadCheckpoint
 from bitempered.schedules import anneal
 
 __all__ = ["PROTOCOLS", "Images", "Protocol", "Setting", "run"]
@@ -140,52 +137,37 @@ def run(
 ) -> list[Row]:
     """Train every setting that `folder` has no row of yet, `at_once` at a time; return the rows of all of them.
 
-    `folder` gets protocol-NAME.jsonl, a row for each run; curves.jsonl, beside each its metrics by epoch; and a
-    checkpoint of each run that is under way.
+    `runs.make` says what the folder gets; its rows are in protocol-NAME.jsonl.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    rows_file = folder / f"protocol-{protocol.name}.jsonl"
-    origin = provenance(device)  # of the code that trains, whatever it is when the training ends
+    name = f"protocol-{protocol.name}"
 
     def prepare(setting: Setting) -> Run:
         return Run(protocol, setting, images, torch.device(device))
 
+    def job(settings: list[Setting]) -> Job:
+        runs = [prepare(setting) for setting in settings]
+
+        def train_runs(places: list[int], checkpoints: list[Checkpoint], done: int) -> tuple[list[Row], list[Row]]:
+            fleet = [runs[place] for place in places]
+            took = {"fleet": len(fleet), "fleet_seconds": round(train(fleet, checkpoints, progress), 1)}
+            return [{**run.summary(), **took} for run in fleet], [{"epochs_measured": run.metrics} for run in fleet]
+
+        return Job(name, [run.identity() for run in runs], train_runs, separate=True)
+
     # Runs are made twice, first for their identities alone, so that no more than a fleet is ever in memory.
     wanted = {setting: prepare(setting).identity() for setting in settings}
+    rows_file = folder / f"{name}.jsonl"
     rows = read_rows(rows_file)
-    todo = [setting for setting, identity in wanted.items() if find_run(rows, identity) is None]
-    for start in range(0, len(todo), at_once):
-        fleet = [prepare(setting) for setting in todo[start : start + at_once]]
-        seconds = train(fleet, folder, progress)
-        write(fleet, seconds, origin, rows_file)
-        del fleet  # before the next is made: its memory on the device
+    todo = [setting for setting, run in wanted.items() if find(rows, run) is None]
+    make([partial(job, todo[i : i + at_once]) for i in range(0, len(todo), at_once)], folder, name, device)
     rows = read_rows(rows_file)
-    return [row for setting in settings if (row := find_run(rows, wanted[setting])) is not None]
+    return [row for setting in settings if (row := find(rows, wanted[setting])) is not None]
 
 
-def find_run(rows: list[Row], identity: Row) -> Row | None:
-    """Return the run's row. A run without clipping has no `clip`, so a row with one is another run's."""
-    return find([row for row in rows if "clip" in identity or "clip" not in row], identity)
-
-
-def write(fleet: list["Run"], seconds: float, origin: Row, rows_file: Path) -> None:
-    """Add the runs' rows and curves to the files, and remove their checkpoints."""
-    curves_file = rows_file.with_name("curves.jsonl")
-    rows, curves = [], []
-    for item in fleet:
-        made = {**item.identity(), **item.summary(), **origin, "date": today()}
-        rows.append({**made, "fleet": len(fleet), "fleet_seconds": round(seconds, 1)})
-        curves.append({**item.identity(), **origin, "epochs_measured": item.metrics})
-    append_rows(curves_file, curves)
-    append_rows(rows_file, rows)
-    for item in fleet:
-        item.checkpoint(rows_file.parent).unlink(missing_ok=True)
-
-
-def train(fleet: list["Run"], folder: Path, progress: Progress) -> float:
+def train(fleet: list["Run"], checkpoints: list[Checkpoint], progress: Progress) -> float:
     """Train runs side by side to their end; return the seconds it took, those before an interruption included."""
-    for item in fleet:
-        item.start(item.checkpoint(folder))
+    for item, checkpoint in zip(fleet, checkpoints, strict=True):
+        item.start(checkpoint)
     started = saved = time.perf_counter()
     before = max(item.seconds for item in fleet)
     while any(item.epoch < item.protocol.epochs for item in fleet):
@@ -203,8 +185,8 @@ def train(fleet: list["Run"], folder: Path, progress: Progress) -> float:
         done = f"epoch {busy[0].epoch} of {busy[0].protocol.epochs}, {busy[0].seconds:.0f} s"
         progress(f"{done}, test: {shown}" if shown else done)
         if time.perf_counter() - saved > SAVE_SECONDS:
-            for item in fleet:
-                item.save(item.checkpoint(folder))
+            for item, checkpoint in zip(fleet, checkpoints, strict=True):
+                checkpoint.save(item.state())
             saved = time.perf_counter()
     return before + time.perf_counter() - started
 
@@ -215,7 +197,7 @@ class Run:
     def __init__(self, protocol: Protocol, setting: Setting, images: Images, device: torch.device) -> None:
         self.protocol, self.setting, self.device = protocol, setting, device
         self.epoch, self.seconds = 0, 0.0
-        self.metrics: list[dict[str, Any]] = []
+        self.metrics: list[Row] = []
         clean, rng = images.train[1], np.random.default_rng(setting.seed)
         if protocol.noise_model == "human":
             if images.human is None:
@@ -241,18 +223,14 @@ class Run:
         protocol |= {"protocol": protocol.pop("name"), "learning_rate": protocol.pop("rate")}
         protocol["stairs"] = list(self.protocol.stairs)
         schedule = list(self.setting.schedule) if self.setting.schedule else None
-        return {
+        setting = {
             "dataset": "cifar100", "network": "resnet34", **protocol, "noise": self.setting.noise,
             "loss": self.setting.loss.name, "numbers": list(self.setting.loss.numbers), "schedule": schedule,
             "rescale": self.setting.rescale, "seed": self.setting.seed, "held_out": self.setting.held_out,
-            "data": self.data,
         }  # fmt: skip
+        return identity(setting, self.data)
 
-    def checkpoint(self, folder: Path) -> Path:
-        key = hashlib.sha256(repr(self.identity()).encode()).hexdigest()[:12]
-        return folder / f"protocol-{self.protocol.name}-{key}.checkpoint"
-
-    def start(self, checkpoint: Path) -> None:
+    def start(self, checkpoint: Checkpoint) -> None:
         """Bring everything to the device, go on from a checkpoint if there is one, and record a step as a graph."""
         cuda = self.device.type == "cuda"
         layout = torch.channels_last if cuda else torch.contiguous_format
@@ -282,8 +260,7 @@ class Run:
         self.recorded: Loss | None = None  # the loss of the graph
         for weight in self.network.parameters():  # there before the first step, for graphs and checkpoints
             self.optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-        if checkpoint.exists():
-            self.load(checkpoint)
+        checkpoint.load(self.restore, self.device)
         if cuda:
             torch.backends.cudnn.benchmark = True  # the shapes never change
             self.record()
@@ -397,29 +374,18 @@ class Run:
         for buffer, value in zip(self.momentum(), values, strict=True):
             buffer.copy_(value)
 
-    def save(self, path: Path) -> None:
-        content = io.BytesIO()
-        state = {"network": self.network.state_dict(), "momentum": self.momentum()}
-        kept = {
-            "identity": repr(self.identity()), "epoch": self.epoch, "seconds": self.seconds, "metrics": self.metrics,
-            "state": state,
+    def state(self) -> Row:
+        """What a checkpoint keeps."""
+        return {
+            "epoch": self.epoch, "seconds": self.seconds, "metrics": self.metrics,
+            "network": self.network.state_dict(), "momentum": self.momentum(),
         }  # fmt: skip
-        torch.save(kept, content)
-        write_atomically(path, content.getvalue())
 
-    def load(self, path: Path) -> None:
-        content = io.BytesIO(path.read_bytes())
-        try:
-            kept = torch.load(content, map_location=self.device, weights_only=True)
-            if kept["identity"] != repr(self.identity()):
-                raise BadCheckpoint(f"{path} belongs to another run; delete it, or choose another folder")
-            self.network.load_state_dict(kept["state"]["network"])
-            self.set_momentum(kept["state"]["momentum"])
-            self.epoch, self.seconds, self.metrics = kept["epoch"], kept["seconds"], kept["metrics"]
-        except BadCheckpoint:
-            raise
-        except Exception as error:  # torch.load raises whatever its readers do, an OSError for half a file
-            raise BadCheckpoint(f"{path} is not a checkpoint, or is damaged; delete it to train again") from error
+    def restore(self, kept: Row) -> None:
+        """Go on from what `state` returned."""
+        self.network.load_state_dict(kept["network"])
+        self.set_momentum(kept["momentum"])
+        self.epoch, self.seconds, self.metrics = kept["epoch"], kept["seconds"], kept["metrics"]
 
 
 def move(images: Tensor, rotation: float, generator: torch.Generator) -> Tensor:

@@ -9,27 +9,24 @@ A run ends with a row of metrics per epoch. With a `checkpoint` it can be killed
 from the last epoch that was saved, and on a CPU comes to the same numbers bit for bit.
 """
 
-import io
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bitempered.experiments.data import Split, fingerprint
-from bitempered.experiments.files import write_atomically
+from bitempered.experiments.checkpoints import Checkpoint
+from bitempered.experiments.data import Split
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import Network, mlp, mnist_cnn, resnet56
-from bitempered.experiments.origin import provenance
 
-__all__ = ["BadCheckpoint", "Member", "Training", "train"]
+__all__ = ["Member", "Training", "train"]
 
 OPTIMIZERS = {"adam": 2, "adadelta": 2, "sgd": 1}  # and how many numbers each keeps per weight
 SHOWN = 5_000  # training rows whose accuracy is measured after each epoch
@@ -37,10 +34,6 @@ SAVE_SECONDS = 20  # a checkpoint is written when an epoch ends, but no sooner a
 
 METRICS = ("training_loss", "validation", "test", "clean", "noisy")  # of each member after each epoch
 Metrics = list[dict[str, Any]]  # by epoch; each value is a number or, of the members, a list
-
-
-class BadCheckpoint(Exception):
-    """A checkpoint belongs to another run, or is no checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +93,7 @@ def train(
     *,
     seed: int,
     device: str = "cpu",
-    checkpoint: Path | None = None,
+    checkpoint: Checkpoint | None = None,
     on_epoch: Callable[[int, dict[str, Any]], None] = lambda epoch, metrics: None,
 ) -> Metrics:
     """Train the members together and return, for each epoch, lists of what each member reached.
@@ -111,9 +104,9 @@ def train(
     is called after each epoch, counted from 1.
     """
     fleet = Fleet(training, members, split, seed, torch.device(device))
-    metrics: Metrics = []
-    if checkpoint is not None and checkpoint.exists():
-        metrics = fleet.load(checkpoint)
+    metrics = fleet.metrics
+    if checkpoint is not None:
+        checkpoint.load(fleet.restore, fleet.device)
     saved = time.perf_counter()
     started = saved - sum(row["seconds"] for row in metrics[-1:])
     while fleet.done < fleet.steps:
@@ -122,7 +115,7 @@ def train(
         on_epoch(len(metrics), metrics[-1])
         last = fleet.done == fleet.steps
         if checkpoint is not None and (last or time.perf_counter() - saved > SAVE_SECONDS):
-            fleet.save(checkpoint, metrics)
+            checkpoint.save(fleet.state())
             saved = time.perf_counter()
     return metrics
 
@@ -166,6 +159,7 @@ class Fleet:
         if training.steps is not None:
             self.steps = min(self.steps, training.steps)
         self.done = 0
+        self.metrics: Metrics = []
         self.order = torch.zeros(self.per_epoch * self.batch, dtype=torch.int64, device=device)
         self.position = torch.arange(self.batch, device=device)
         self.rates = torch.tensor([m.rate for m in members], device=device)
@@ -264,52 +258,28 @@ class Fleet:
         parts = [self.network.apply(weights, self.prepare(part, self.half), None) for part in features.split(1000)]
         return torch.cat([logits.argmax(dim=2) for logits in parts], dim=1)
 
-    @cached_property
-    def identity(self) -> str:
-        """What a checkpoint must agree with."""
-        features = [part[0] for part in (self.split.train, self.split.validation, self.split.test)]
-        labels = [labels for member in self.members for labels in (member.train, member.validation)]
-        return repr(
-            {
-                "training": asdict(self.training), "seed": self.seed,
-                "members": [(member.loss, member.rate) for member in self.members],
-                "data": fingerprint(*features, self.split.train[1], self.split.test[1], *labels),
-                **provenance(self.device.type),
-            }
-        )  # fmt: skip
-
-    def state(self) -> list[Tensor]:
-        """All that the steps have changed but the leaves, which are copies of the weights."""
+    def changed(self) -> list[Tensor]:
+        """All that the steps have changed except the leaves, which are copies of the weights."""
         return [*self.weights, *chain(*self.slots), self.count]
 
-    def save(self, path: Path, metrics: Metrics) -> None:
-        content = io.BytesIO()
-        torch.save({"identity": self.identity, "state": self.state(), "metrics": metrics}, content)
-        write_atomically(path, content.getvalue())
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"state": self.changed(), "metrics": self.metrics}
 
     @torch.no_grad()
-    def load(self, path: Path) -> Metrics:
-        content = io.BytesIO(path.read_bytes())
-        try:
-            kept = torch.load(content, map_location=self.device, weights_only=True)
-            if kept["identity"] != self.identity:
-                raise BadCheckpoint(f"{path} is of another run than this; delete it, or choose another folder")
-            for tensor, old in zip(self.state(), kept["state"], strict=True):
-                if (tensor.shape, tensor.dtype) != (old.shape, old.dtype):  # copy_ would stretch and convert it
-                    raise ValueError("a tensor of another shape or dtype")
-                tensor.copy_(old)
-            metrics: Metrics = kept["metrics"]
-            check_metrics(metrics, len(self.members))
-            self.done = int(self.count)
-            if self.done != min(len(metrics) * self.per_epoch, self.steps):
-                raise ValueError("steps of another number than its epochs have")
-        except BadCheckpoint:
-            raise
-        except Exception as error:  # torch.load raises whatever its readers do
-            raise BadCheckpoint(f"{path} is not a checkpoint, or a damaged one; delete it to train again") from error
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Go on from what `state` returned; raise a ValueError, or whatever comes of it, if this is something else."""
+        for tensor, old in zip(self.changed(), kept["state"], strict=True):
+            if (tensor.shape, tensor.dtype) != (old.shape, old.dtype):  # copy_ would stretch and convert it
+                raise ValueError("a tensor of another shape or dtype")
+            tensor.copy_(old)
+        check_metrics(kept["metrics"], len(self.members))
+        self.metrics[:] = kept["metrics"]
+        self.done = int(self.count)
+        if self.done != min(len(self.metrics) * self.per_epoch, self.steps):
+            raise ValueError("steps of another number than its epochs have")
         for weight, leaf in zip(self.weights, self.leaves, strict=True):
             leaf.copy_(weight)
-        return metrics
 
 
 def check_metrics(metrics: Metrics, members: int) -> None:

@@ -8,10 +8,11 @@ from statistics import mean, stdev
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from bitempered.experiments.cells import DEFAULT_RATES, TABLE_TRAINING, TRAINING, Cell, Comparison, Row
+from bitempered.experiments.cells import DEFAULT_RATES, TABLE_TRAINING, TRAINING, Cell, Comparison
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.report import Pages, grid, made_by, newest, png, rich_table, spread, table_csv
+from bitempered.experiments.runs import Row
 from bitempered.experiments.train import Training
 
 __all__ = ["comparison", "figure", "markdown", "pages", "render", "table"]

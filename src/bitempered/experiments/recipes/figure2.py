@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bitempered import noise
-from bitempered.experiments.cells import Progress
 from bitempered.experiments.data import Ring, ring
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.networks import Illustration
-from bitempered.experiments.origin import provenance, today
 from bitempered.experiments.report import Pages, grid, made_by
+from bitempered.experiments.runs import Progress, provenance, today
 from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 
 __all__ = ["COLUMNS", "Column", "Illustrated", "Recipe", "draw", "markdown", "render", "run"]

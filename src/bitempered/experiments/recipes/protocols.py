@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from bitempered.experiments.cells import Row
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.report import Pages, grid, newest, spread
+from bitempered.experiments.runs import Row
 from bitempered.experiments.streams import PROTOCOLS, Protocol
 
 __all__ = ["markdown", "render"]

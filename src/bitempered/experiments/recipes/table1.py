@@ -14,11 +14,12 @@ from statistics import mean
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from bitempered.experiments.cells import TRAINING, Cell, Comparison, Progress, Row, find, run
+from bitempered.experiments.cells import TRAINING, Cell, Comparison, run
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.compare import FIXED, VARYING, training_of
 from bitempered.experiments.report import Pages, grid, made_by, newest, png, rich_table, spread, table_csv, write
+from bitempered.experiments.runs import Progress, Row, find, identity
 from bitempered.experiments.train import Training
 
 __all__ = ["RECIPES", "Table1", "draw_figure3", "markdown", "render", "reproduce", "table"]
@@ -137,7 +138,8 @@ def reproduce(
             progress(sum(seeds[:place]) * epochs + done, sum(seeds) * epochs, text)
 
         rows += run(part, folder, show, name="table1", device=device, data_dir=data_dir)
-    wanted = [{name: row[name] for name in (*comparison.setting(chosen[0], 0), "data", "commit")} for row in rows]
+    names = identity(comparison.setting(chosen[0], 0), "")
+    wanted = [{name: row[name] for name in names} for row in rows]
     kept = read_rows(folder / "curves.jsonl")
     curves = [row for setting in wanted if (row := find(kept, setting)) is not None]
     write(folder, pages(recipe, rows, curves))
@@ -163,8 +165,12 @@ def render(path: Path) -> Pages:
         cells = cells_of(recipe, at)
         rows = [row for row in rows if cell_of(row) in cells or cell_of(row) in recipe.besides]
     curves = newest(read_rows(folder / "curves.jsonl"), VARYING, FIXED)
-    wanted = [{name: row.get(name) for name in VARYING} for row in rows]
-    return pages(recipe, rows, [row for run in wanted if (row := find(curves, run)) is not None])
+    places = {key(row): place for place, row in enumerate(rows)}
+    return pages(recipe, rows, sorted((row for row in curves if key(row) in places), key=lambda row: places[key(row)]))
+
+
+def key(row: Row) -> str:
+    return str([row[name] for name in VARYING])
 
 
 def recipe_of(row: Row) -> Table1:

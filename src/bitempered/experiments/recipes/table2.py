@@ -9,18 +9,19 @@ Reference: Amid, Warmuth, Anil, Koren, section 5.2; Goyal et al., Accurate, Larg
 
 import time
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 
 import torch
 from rich.table import Table
 
-from bitempered.experiments.cells import Progress, Row, checkpoint_file, find, tell_of_others
+from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.files import append_rows, lock, read_rows
 from bitempered.experiments.imagenet import Learner, Run, Training, read_folder
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.origin import provenance, today
 from bitempered.experiments.report import Pages, grid, made_by, newest, rich_table, spread, write
+from bitempered.experiments.runs import Job, Progress, Row, find, make, provenance, today
 
 __all__ = ["RECIPES", "Table2", "markdown", "quick", "render", "reproduce", "table"]
 
@@ -71,59 +72,43 @@ def reproduce(
 ) -> tuple[list[Row], Row]:
     """Time a step with each loss, train, and write table2.md; return the rows of the runs and that of the steps.
 
-    `folder` gets speed.jsonl, table2.jsonl with a row for each run, curves.jsonl, beside each its metrics by epoch,
-    and a checkpoint of the run that is being trained. Rows already there with the same settings, files, commit,
-    versions and device are used.
+    `runs.make` says what the folder gets; its rows are in table2.jsonl, the times in speed.jsonl.
     """
     data = read_folder(data_dir, recipe.training.size, recipe.images)
     if device == "cuda":
         torch.backends.cudnn.benchmark = True
     folder.mkdir(parents=True, exist_ok=True)
-    origin = provenance(device)
-    speed_file, rows_file, curves_file = (folder / f"{name}.jsonl" for name in ("speed", "table2", "curves"))
     progress(0, 1, "timing a step with each loss")
     with lock(folder, "speed", wait=True):
-        wanted = {**timing(recipe), **origin}
-        speed = find(read_rows(speed_file), wanted)
+        origin = provenance(device)
+        wanted = {**timing(recipe), **{name: value for name, value in origin.items() if name != "commit"}}
+        speed = find(read_rows(folder / "speed.jsonl"), wanted)
         if speed is None:
-            speed = {**wanted, "date": today(), **measure_speed(recipe, torch.device(device))}
-            append_rows(speed_file, [speed])
+            speed = {**wanted, **origin, "date": today(), **measure_speed(recipe, torch.device(device))}
+            append_rows(folder / "speed.jsonl", [speed])
 
-    done: dict[int, Row] = {}
     plan = [(seed, loss) for seed in recipe.seeds for loss in recipe.losses]
-    queue = [(place, False) for place in range(len(plan))]
-    for place, wait in queue:  # which grows by the runs that other processes are making
-        seed, loss = plan[place]
-        wanted, name = {**recipe.training.setting(loss, seed, data), **origin}, f"{loss.name}-seed{seed}"
-        with lock(folder, name, wait=wait) as held:
-            row = find(read_rows(rows_file), wanted)
-            if row is None and not held:
-                queue.append((place, True))
-                continue
-            checkpoint = checkpoint_file(folder, name, [wanted])
-            if row is None:
-                drawn = read_rows(curves_file)
-                tell_of_others(folder, name, [checkpoint])
-                run = Run(recipe.training, loss, seed, data, torch.device(device))
-                steps = len(run.rates)
 
-                def on_step(step: int, text: str, steps: int = steps) -> None:
-                    progress(len(done) * steps + step, len(plan) * steps, text)
+    def job(seed: int, loss: Loss) -> Job:
+        def train(places: list[int], checkpoints: list[Checkpoint], done: int) -> tuple[list[Row], list[Row]]:
+            run = Run(recipe.training, loss, seed, data, torch.device(device))
+            steps = len(run.rates)
 
-                metrics = run.train(checkpoint, on_step)
-                best = max(metrics, key=lambda epoch: epoch["top1"])
-                row = {
-                    **wanted, "top1_last": metrics[-1]["top1"], "top1_best": best["top1"], "best_epoch": best["epoch"],
-                    "date": today(), "seconds": metrics[-1]["seconds"],
-                }  # fmt: skip
-                by_epoch = {name: [epoch[name] for epoch in metrics] for name in ("training_loss", "top1", "seconds")}
-                if find(drawn, wanted) is None:
-                    append_rows(curves_file, [{**wanted, **by_epoch}])
-                append_rows(rows_file, [row])
-            if held:
-                checkpoint.unlink(missing_ok=True)
-        done[place] = row
-    rows = [done[place] for place in range(len(plan))]
+            def on_step(step: int, text: str) -> None:
+                progress(done * steps + step, len(plan) * steps, text)
+
+            metrics = run.train(checkpoints[0], on_step)
+            best = max(metrics, key=lambda epoch: epoch["top1"])
+            row = {
+                "top1_last": metrics[-1]["top1"], "top1_best": best["top1"], "best_epoch": best["epoch"],
+                "seconds": metrics[-1]["seconds"],
+            }  # fmt: skip
+            curve = {name: [epoch[name] for epoch in metrics] for name in ("training_loss", "top1", "seconds")}
+            return [row], [curve]
+
+        return Job(f"{loss.name}-seed{seed}", [recipe.training.identity(loss, seed, data)], train)
+
+    rows = make([partial(job, *cell) for cell in plan], folder, "table2", device)
     write(folder, {"table2.md": markdown(recipe, rows, speed).encode()})
     return rows, speed
 
