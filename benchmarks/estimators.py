@@ -26,7 +26,8 @@ from sklearn.linear_model import LogisticRegression
 
 from bitempered import noise
 from bitempered.boosting import lightgbm_objective, xgboost_objective
-from bitempered.experiments.data import Split, digits
+from bitempered.experiments.data import Split
+from bitempered.experiments.datasets import digits
 from bitempered.experiments.files import read_rows, write_atomically, write_rows
 from bitempered.experiments.runs import find, provenance
 from bitempered.sklearn import BiTemperedLogisticRegression, BiTemperedMLPClassifier

@@ -21,14 +21,15 @@ from typer.testing import CliRunner
 from bitempered import cli
 from bitempered.experiments import cells, files, runs
 from bitempered.experiments import train as train_loop
-from bitempered.experiments.data import Dataset, Split, load
+from bitempered.experiments.data import Dataset, Split
+from bitempered.experiments.datasets import default_training, load
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import compare
 from bitempered.experiments.recipes.compare import comparison
 from bitempered.experiments.report import png
 from bitempered.experiments.sources import DataError
 
-TINY = replace(comparison(levels=(0.0, 0.4), seeds=2), training=replace(cells.TRAINING["digits"], epochs=2, width=16))
+TINY = replace(comparison(levels=(0.0, 0.4), seeds=2), training=replace(default_training("digits"), epochs=2, width=16))
 TINY_OPTIONS = ["compare", "--noise", "0.4,0", "--seeds", "2", "--epochs", "1"]
 
 
@@ -82,7 +83,7 @@ def test_split_is_stratified_disjoint_and_fixed_by_its_seed():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dataset": "cifar"}, "unknown dataset 'cifar'; there is: digits, mnist, fashion-mnist, cifar100, a path"),
+        ({"dataset": "cifar"}, "unknown dataset 'cifar'; choose from: digits, mnist, fashion-mnist, cifar100, a path"),
         ({"levels": (0.1, 1.5)}, r"noise levels must be in \[0, 1\], got \[0.1, 1.5\]"),
         ({"levels": (float("nan"),)}, "noise levels must be"),
         ({"levels": ()}, "noise levels must be"),
@@ -94,8 +95,12 @@ def test_split_is_stratified_disjoint_and_fixed_by_its_seed():
         ({"rates": (float("inf"), 1.0)}, "learning rates must be positive and finite"),
         ({"rates": (0.0,)}, r"learning rates must be positive and finite, got \[0.0\]"),
         ({"losses": (Loss("mae"), Loss("mae"))}, "each loss can be named once, got mae, mae"),
-        ({"noise_model": "gaussian"}, "unknown noise 'gaussian'; there is: symmetric, symmetric-all, pair-flip, human"),
-        ({"noise_model": "human"}, "human labels there are of cifar100, not of digits"),
+        (
+            {"noise_model": "gaussian"},
+            "unknown noise model 'gaussian'; choose from: symmetric, symmetric-all",
+        ),
+        ({"network": "vgg"}, "unknown network 'vgg'; choose from: mlp, mnist_cnn, resnet56, resnet56-wide"),
+        ({"noise_model": "human"}, "digits has no human labels; choose from: cifar100"),
     ],
 )
 def test_recipe_refuses_bad_values(change, message):
@@ -712,7 +717,7 @@ def test_defaults_of_the_command_are_the_recipe_s():
     )
     assert tuple(float(level) for level in defaults["noise"].split(",")) == theirs["levels"]
     assert tuple(Loss.parse(loss) for loss in defaults["losses"].split(",")) == theirs["losses"]
-    for name in ("dataset", "seeds", "epochs", "rates", "noise_model", "label_column"):
+    for name in ("dataset", "seeds", "epochs", "rates", "noise_model", "label_column", "network"):
         assert defaults[name] == theirs[name]
 
 
@@ -758,7 +763,7 @@ def test_compare_end_to_end(tmp_path):
         (["--losses", "hinge"], "unknown loss 'hinge'"),
         (["--rates", "fast"], "--rates must be numbers separated by commas"),
         (["--device", "tpu"], "--device must be cpu or cuda, got 'tpu'"),
-        (["--dataset", "cifar"], "unknown dataset 'cifar'; there is: digits, mnist"),
+        (["--dataset", "cifar"], "unknown dataset 'cifar'; choose from: digits, mnist"),
         (["--noise", "0,1.5"], "noise levels must be in [0, 1]"),
         (["--noise", "some"], "--noise must be numbers separated by commas, such as 0,0.2,0.4; got 'some'"),
         (["--noise", ""], "--noise must be numbers separated by commas"),

@@ -19,9 +19,13 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from bitempered.experiments import data, pickles, sources
+from bitempered.experiments import data, datasets, pickles, sources
 from bitempered.experiments.pickles import read_pickle
 from bitempered.experiments.sources import DataError
+
+
+def change(monkeypatch, name, **values):
+    monkeypatch.setitem(datasets.DATASETS, name, replace(datasets.DATASETS[name], **values))
 
 
 def one_line(error):
@@ -63,7 +67,7 @@ def idx(array):
 @pytest.fixture
 def mnist(tmp_path, monkeypatch):
     """A folder with forty training and ten test images in MNIST's files."""
-    monkeypatch.setattr(data, "VALIDATION_ROWS", 20)
+    change(monkeypatch, "mnist", validation_rows=20)
     rng = np.random.default_rng(0)
     arrays = {
         "train-images-idx3-ubyte.gz": rng.integers(0, 256, (40, 28, 28), dtype=np.uint8),
@@ -81,7 +85,7 @@ def mnist(tmp_path, monkeypatch):
 @pytest.mark.parametrize("below", [False, True])  # the folder itself, or the one above it
 def test_images_are_split_by_seed_and_keep_their_own_test_part(mnist, below):
     folder, (train_x, _, test_x, test_y) = mnist
-    split = data.load("mnist", 0, folder.parent if below else folder)
+    split = datasets.load("mnist", 0, folder.parent if below else folder)
     np.testing.assert_array_equal(split.test[0], test_x[:, None])
     np.testing.assert_array_equal(split.test[1], test_y)
     assert split.train[0].shape == (20, 1, 28, 28)
@@ -92,7 +96,7 @@ def test_images_are_split_by_seed_and_keep_their_own_test_part(mnist, below):
     assert np.bincount(split.validation[1]).tolist() == [2] * 10
     both = np.concatenate([split.train[0], split.validation[0]])
     assert {image.tobytes() for image in both} == {image.tobytes() for image in train_x}
-    other = data.load("mnist", 1, folder)
+    other = datasets.load("mnist", 1, folder)
     assert (other.train[0] != split.train[0]).any()
 
 
@@ -119,7 +123,7 @@ def test_a_damaged_idx_file_gets_one_line(mnist, content, message):
     folder, _ = mnist
     (folder / "train-images-idx3-ubyte.gz").write_bytes(content)
     with pytest.raises(DataError, match=message) as error:
-        data.load("mnist", 0, folder)
+        datasets.load("mnist", 0, folder)
     assert one_line(error)
 
 
@@ -137,27 +141,27 @@ def test_a_gzip_bomb_is_read_no_further_than_its_header_says(tmp_path):
 
 def test_too_few_images_get_one_line(mnist, monkeypatch):
     folder, _ = mnist
-    monkeypatch.setattr(data, "VALIDATION_ROWS", 5_000)
+    change(monkeypatch, "mnist", validation_rows=5_000)
     with pytest.raises(DataError, match="mnist: of 40 rows 5000 cannot be set aside with their share") as error:
-        data.load("mnist", 0, folder)
+        datasets.load("mnist", 0, folder)
     assert one_line(error)
     for name, array in (("images-idx3", np.zeros((0, 28, 28), np.uint8)), ("labels-idx1", np.zeros(0, np.uint8))):
         (folder / f"t10k-{name}-ubyte.gz").write_bytes(packed(idx(array)))
     with pytest.raises(DataError, match=r"t10k.*got shapes \(0, 28, 28\) and \(0,\)"):
-        data.load("mnist", 0, folder)
+        datasets.load("mnist", 0, folder)
 
 
 def test_a_missing_file_gets_one_line_that_says_where_to_get_it(mnist):
     folder, _ = mnist
     (folder / "t10k-images-idx3-ubyte.gz").unlink()
     with pytest.raises(DataError, match=r"no t10k-images-idx3-ubyte\.gz in .*https://.*--data-dir") as error:
-        data.load("mnist", 0, folder)
+        datasets.load("mnist", 0, folder)
     assert one_line(error)
 
 
 def test_an_unknown_dataset_is_refused():
-    with pytest.raises(ValueError, match="unknown dataset 'svhn'; there is: digits, mnist, fashion-mnist, cifar100, a"):
-        data.load("svhn", 0)
+    with pytest.raises(ValueError, match="unknown dataset 'svhn'; choose from: digits, mnist, fashion-mnist"):
+        datasets.load("svhn", 0)
 
 
 # Downloads
@@ -178,9 +182,9 @@ def server(mnist, tmp_path, monkeypatch):
     httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=httpd.serve_forever)
     thread.start()
-    checksums = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in sources.SOURCES["mnist"].files}
+    checksums = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in sources.MNIST.files}
     address = f"http://127.0.0.1:{httpd.server_port}"
-    monkeypatch.setitem(sources.SOURCES, "mnist", sources.Source(address, checksums))
+    change(monkeypatch, "mnist", source=sources.Source(address, checksums))
     monkeypatch.setattr(sources, "cache_folder", lambda: tmp_path / "cache")
     yield folder
     httpd.shutdown()
@@ -189,28 +193,28 @@ def server(mnist, tmp_path, monkeypatch):
 
 
 def test_files_are_downloaded_once(server):
-    first = data.load("mnist", 0)
+    first = datasets.load("mnist", 0)
     for file in server.iterdir():
         file.unlink()
-    again = data.load("mnist", 0)
+    again = datasets.load("mnist", 0)
     np.testing.assert_array_equal(first.train[0], again.train[0])
 
 
 def test_a_wrong_checksum_gets_one_line_and_leaves_no_file(server, tmp_path):
     (server / "train-images-idx3-ubyte.gz").write_bytes(b"something else")
     with pytest.raises(DataError, match="has not the published checksum") as error:
-        data.load("mnist", 0)
+        datasets.load("mnist", 0)
     assert one_line(error)
     assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
 
 
 def test_no_network_gets_one_line_that_names_the_files(tmp_path, monkeypatch):
-    files = sources.SOURCES["mnist"].files
+    files = sources.MNIST.files
     # Port 9 (discard) of this machine: refused at once, wherever the tests run.
-    monkeypatch.setitem(sources.SOURCES, "mnist", sources.Source("http://127.0.0.1:9", files))
+    change(monkeypatch, "mnist", source=sources.Source("http://127.0.0.1:9", files))
     monkeypatch.setattr(sources, "cache_folder", lambda: tmp_path / "cache")
     with pytest.raises(DataError, match="cannot download mnist") as error:
-        data.load("mnist", 0)
+        datasets.load("mnist", 0)
     assert one_line(error)
     assert all(name in str(error.value) for name in files)
     assert "--data-dir" in str(error.value)
@@ -230,7 +234,7 @@ def cifar(n, seed=0):
 
 @pytest.fixture
 def cifar_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "VALIDATION_ROWS", 100)
+    change(monkeypatch, "cifar100", validation_rows=100)
     folder = tmp_path / "cifar-100-python"
     folder.mkdir()
     for part, n in (("train", 200), ("test", 100)):
@@ -247,11 +251,11 @@ def test_cifar_is_read_from_its_folder_and_from_its_archive(cifar_folder, packed
         for file in cifar_folder.iterdir():
             file.unlink()
         cifar_folder.rmdir()
-    (train_x, train_y), (test_x, test_y) = data.read_images("cifar100", cifar_folder.parent)
+    (train_x, train_y), (test_x, test_y) = datasets.read_parts("cifar100", cifar_folder.parent)
     np.testing.assert_array_equal(train_x.reshape(200, 3072), cifar(200)[b"data"])
     np.testing.assert_array_equal(train_y, np.arange(200) % 100)
     assert test_x.shape == (100, 3, 32, 32)
-    split = data.load("cifar100", 0, cifar_folder.parent)
+    split = datasets.load("cifar100", 0, cifar_folder.parent)
     assert split.num_classes == 100
     assert np.bincount(split.validation[1]).tolist() == [1] * 100
     np.testing.assert_array_equal(split.test[1], test_y)
@@ -279,7 +283,7 @@ def test_a_malicious_pickle_is_refused(cifar_folder, tmp_path, monkeypatch, prot
     monkeypatch.chdir(tmp_path)
     (cifar_folder / "train").write_bytes(pickle.dumps({b"data": Malicious(call, *arguments)}, protocol=protocol))
     with pytest.raises(DataError, match=rf"it asks for .*({name}), which no data file needs") as error:
-        data.read_images("cifar100", tmp_path)
+        datasets.read_parts("cifar100", tmp_path)
     assert one_line(error)
     assert not (tmp_path / "owned").exists()
 
@@ -299,7 +303,7 @@ def test_a_malicious_pickle_is_refused(cifar_folder, tmp_path, monkeypatch, prot
 def test_a_damaged_cifar_file_gets_one_line(cifar_folder, content, message):
     (cifar_folder / "train").write_bytes(content)
     with pytest.raises(DataError, match=message) as error:
-        data.read_images("cifar100", cifar_folder.parent)
+        datasets.read_parts("cifar100", cifar_folder.parent)
     assert one_line(error)
 
 
@@ -349,7 +353,7 @@ def planted(dtype, raw, shape=(4,)):
 def test_a_hostile_pickle_gets_one_line(cifar_folder, content):
     (cifar_folder / "train").write_bytes(content)
     with pytest.raises(DataError, match=r"cannot read train of .*; get it again") as error:
-        data.read_images("cifar100", cifar_folder.parent)
+        datasets.read_parts("cifar100", cifar_folder.parent)
     assert one_line(error)
 
 
@@ -425,26 +429,26 @@ def test_an_archive_is_read_no_further_than_its_limit(cifar_folder, monkeypatch)
 def test_a_missing_cifar_part_gets_one_line(cifar_folder):
     (cifar_folder / "test").unlink()
     with pytest.raises(DataError, match=r"there is no .*test; get cifar-100-python\.tar\.gz from") as error:
-        data.read_images("cifar100", cifar_folder.parent)
+        datasets.read_parts("cifar100", cifar_folder.parent)
     assert one_line(error)
 
 
 def test_human_labels(tmp_path):
     clean = np.arange(5)
-    np.savez(tmp_path / "people.npz", noisy_label=clean[::-1], clean_label=clean)
-    np.testing.assert_array_equal(data.load_human_labels(clean, tmp_path / "people.npz"), clean[::-1])
+    np.savez(tmp_path / "cifar100n.npz", noisy_label=clean[::-1], clean_label=clean)
+    np.testing.assert_array_equal(data.load_human_labels(clean, tmp_path), clean[::-1])
     with pytest.raises(DataError, match="same order"):
-        data.load_human_labels(clean[::-1], tmp_path / "people.npz")
-    with pytest.raises(DataError, match=r"missing\.npz"):
-        data.load_human_labels(clean, tmp_path / "missing.npz")
+        data.load_human_labels(clean[::-1], tmp_path)
+    with pytest.raises(DataError, match=r"none.cifar100n\.npz"):
+        data.load_human_labels(clean, tmp_path / "none")
 
 
 # Hashes
 
 
 def test_a_dataset_s_digest_is_of_all_that_was_read(tmp_path):
-    first = data.read("digits")
-    assert first.digest == data.read("digits").digest != data.digits(test_seed=1).digest
+    first = datasets.read("digits")
+    assert first.digest == datasets.read("digits").digest != datasets.digits(test_seed=1).digest
     for part in range(2):
         for place in range(2):
             arrays = [[array.copy() for array in part] for part in (first.rest, first.test)]
@@ -458,7 +462,7 @@ CSV = "height,width,kind\n" + "".join(f"{i},{i / 2},{'cat' if i % 3 else 'dog'}\
 
 
 def load_table(path, label_column="kind"):
-    return data.load(str(path), 0, label_column=label_column)
+    return datasets.load(str(path), 0, label_column=label_column)
 
 
 def test_csv_and_parquet_give_the_same_split(tmp_path):
@@ -497,7 +501,7 @@ def test_classes_that_are_numbers_are_ordered_as_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a,b\n1,2\n", "has no column 'kind'; there is: a, b; choose one with --label-column"),
+        ("a,b\n1,2\n", r"has no column 'kind'; choose from: a, b \(with --label-column\)"),
         ("", "is empty: expected a line of column names"),
         ("a,kind\n", "must have rows"),
         ("kind\n1\n", "a column beside the label 'kind'"),
@@ -511,8 +515,8 @@ def test_classes_that_are_numbers_are_ordered_as_numbers(tmp_path):
         ("a,kind\n1,x\0\n", "holds NUL characters"),
         ("a,kind\n" + "1" * 200_000 + ",x\n", "cannot read .*field larger than field limit"),
         ("a,kind\n1e39,x\n", "expected a finite number, got '1e39'"),
-        ('"a\nb\x1b[2J",c\n1,2\n', r"has no column 'kind'; there is: a b \[2J, c;"),
-        (",".join(f"c{i}" for i in range(99)) + "\n" + "1," * 98 + "1\n", "c19 and 79 more; choose one"),
+        ('"a\nb\x1b[2J",c\n1,2\n', r"has no column 'kind'; choose from: a b \[2J, c \(with"),
+        (",".join(f"c{i}" for i in range(99)) + "\n" + "1," * 98 + "1\n", r"c19 and 79 more \(with"),
         (b"a,kind\n\xff\xfe,1\n", "cannot read .*utf-8"),
     ],
 )
@@ -677,7 +681,8 @@ def read_example(kind, content, folder):
     elif kind == "tar":
         sources.read_cifar(path, "train")
     elif kind == "npz":
-        data.load_human_labels(np.arange(5), path)
+        path.rename(folder / "cifar100n.npz")
+        data.load_human_labels(np.arange(5), folder)
     else:
         sources.read_table(path, "kind")
 

@@ -54,7 +54,9 @@ def test_reproduce_writes_a_png(tmp_path):
 def test_reproduce_names_what_there_is_for_an_unknown_figure(tmp_path):
     done = CliRunner().invoke(cli.app, ["reproduce", "figure9", "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
-    assert done.stderr.startswith("bitempered: unknown figure or table 'figure9'; there is: figure1, figure2, figure3")
+    assert done.stderr.startswith(
+        "bitempered: unknown figure or table 'figure9'; choose from: figure1, figure2, figure3"
+    )
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
@@ -64,8 +66,8 @@ DATA = {"--data-dir": ["."], "--device": ["abacus"]}
 TAKEN = {
     "figure1": {},
     "figure2": EVERYWHERE,
-    "figure3": EVERYWHERE | DATA | {"--dataset": ["none"]},
-    "table1": EVERYWHERE | DATA | {"--dataset": ["none"]},
+    "figure3": EVERYWHERE | DATA | {"--dataset": ["none"], "--network": ["none"]},
+    "table1": EVERYWHERE | DATA | {"--dataset": ["none"], "--network": ["none"]},
     "table2": EVERYWHERE | DATA | {"--network": ["none"]},
 }
 

@@ -593,7 +593,7 @@ def test_other_files_in_the_same_number_are_other_data(folder, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--network", "vgg"], "unknown network 'vgg' of table 2; there is: resnet18, resnet50"),
+        (["--network", "vgg"], "table 2 has no network 'vgg'; choose from: resnet18, resnet50"),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
     ],
 )

@@ -241,5 +241,5 @@ def test_imagenet_networks_say_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(ImportError, match=r"resnet50 needs the torchvision .* pip install torchvision"):
         networks.imagenet_resnet("resnet50")
-    with pytest.raises(ValueError, match="unknown network 'vgg'; there is: resnet18, resnet50"):
+    with pytest.raises(ValueError, match="unknown network 'vgg'; choose from: resnet18, resnet50"):
         networks.imagenet_resnet("vgg")

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from bitempered import noise
 from bitempered.experiments import streams
 from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint
+from bitempered.experiments.data import load_human_labels
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import protocols
@@ -483,8 +484,8 @@ def test_human_labels_are_trained_on(small, tmp_path):
     np.testing.assert_array_equal(Run(TINY_B, setting, replace(IMAGES, human=other), CPU).noisy, other)
     with pytest.raises(ValueError, match="protocol b needs human labels; read the images with human=True"):
         run(tmp_path, setting, protocol=TINY_B)
-    with pytest.raises(DataError, match=r"human labels are read from cifar100n\.npz in a data folder"):
-        Images.read(None, human=True)
+    with pytest.raises(DataError, match=r"human labels are read from cifar100n\.npz in a folder that you name"):
+        load_human_labels(IMAGES.train[1], None)
 
 
 def test_another_protocol_is_another_run(small, tmp_path):

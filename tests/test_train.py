@@ -15,9 +15,11 @@ import torch
 from bitempered import noise
 from bitempered.experiments import train as loop
 from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint
-from bitempered.experiments.data import Split, load
+from bitempered.experiments.data import Split
+from bitempered.experiments.datasets import load
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import LOSSES, Loss
+from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.train import Fleet, Member, Training, train
 
 TINY = Training("mlp", "adam", epochs=3, batch_size=100, width=8)
@@ -90,11 +92,10 @@ def test_rates_rise_then_fall_by_stairs():
 
 def test_images_are_standardised_by_channel():
     images = torch.randint(0, 256, (50, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    prepare = loop.Preparation(images, replace(TINY, network="resnet56"), torch.device("cpu"))
-    seen = prepare(images.permute(0, 2, 3, 1), torch.float32)
+    seen = loop.Scaler(images, flat=False)(images.permute(0, 2, 3, 1), torch.float32)
     torch.testing.assert_close(seen.mean(dim=(0, 1, 2)), torch.zeros(3), rtol=0, atol=1e-5)
     torch.testing.assert_close(seen.std(dim=(0, 1, 2)), torch.ones(3), rtol=1e-4, atol=0)
-    flat = loop.Preparation(images, TINY, torch.device("cpu"))(images, torch.float32)
+    flat = loop.Scaler(images, flat=True)(images, torch.float32)
     torch.testing.assert_close(flat.view(50, 3, 4, 4), seen.permute(0, 3, 1, 2))
 
 
@@ -357,7 +358,7 @@ def test_every_loss_has_a_value_for_each_row(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hinge", "unknown loss 'hinge'; there is: logistic, bi-tempered"),
+        ("hinge", "unknown loss 'hinge'; choose from: logistic, bi-tempered"),
         ("bi-tempered", r"bi-tempered takes 2 numbers, written bi-tempered:t1:t2; got \[\]"),
         ("logistic:1", "logistic takes 0 numbers"),
         ("gce:much", "cannot use the loss 'gce:much'"),
@@ -373,7 +374,7 @@ def test_bad_losses_are_refused_before_any_work(text, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimizer": "lion"}, "unknown optimizer 'lion'; there is: adam, adadelta, sgd"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'; choose from: adam, adadelta, sgd"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
     ],
@@ -385,11 +386,11 @@ def test_bad_settings_are_refused(change, message):
 
 @pytest.mark.parametrize(("name", "channels"), [("resnet56", 64), ("resnet56-wide", 256)])
 def test_the_wide_network_is_four_times_as_wide(digits, name, channels):
-    network = replace(TINY, network=name).make_network(digits)
+    network = NETWORKS[name].make((3, 32, 32), digits.num_classes, 8)
     assert network.initial(torch.Generator().manual_seed(0))["dense0"].shape == (channels, digits.num_classes)
 
 
 def test_a_network_that_is_not_there_is_refused(digits):
-    with pytest.raises(ValueError, match="unknown network 'vgg'; there is: mlp, mnist_cnn, resnet56, resnet56-wide"):
+    with pytest.raises(ValueError, match="unknown network 'vgg'; choose from: mlp, mnist_cnn, resnet56, resnet56-wide"):
         train(replace(TINY, network="vgg"), [member(digits)], digits, seed=0)
     assert math.isinf(TINY.clip)

@@ -65,6 +65,9 @@ def compare(
     noise_model: Annotated[
         str, typer.Option(help="symmetric (over the other classes), symmetric-all, pair-flip, or human (cifar100).")
     ] = "symmetric",
+    network: Annotated[
+        str | None, typer.Option(help="mlp, mnist_cnn, resnet56 or resnet56-wide; without it, what suits the data set.")
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Runs per noise level and loss.")] = 5,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the training rows; without it, what suits the data set.")
@@ -102,7 +105,7 @@ def compare(
         parsed = tuple(Loss.parse(loss.strip()) for loss in losses.split(","))
         recipe = recipes.comparison(
             dataset, parsed, numbers("noise", noise), seeds, epochs,
-            None if rates is None else numbers("rates", rates), noise_model, label_column,
+            None if rates is None else numbers("rates", rates), noise_model, label_column, network,
         )  # fmt: skip
     except ValueError as error:
         fail(str(error), 2)
@@ -125,8 +128,8 @@ TABLE_OPTIONS = {"quick", "resume", "seeds", "data_dir", "device"}
 OPTIONS = {  # of `reproduce`, besides --out
     "figure1": set(),
     "figure2": {"quick", "resume", "seeds"},
-    "figure3": TABLE_OPTIONS | {"dataset"},
-    "table1": TABLE_OPTIONS | {"dataset"},
+    "figure3": TABLE_OPTIONS | {"dataset", "network"},
+    "table1": TABLE_OPTIONS | {"dataset", "network"},
     "table2": TABLE_OPTIONS | {"network"},
 }
 
@@ -135,11 +138,14 @@ OPTIONS = {  # of `reproduce`, besides --out
 def reproduce(
     context: typer.Context,
     what: Annotated[str, typer.Argument(help="figure1, figure2, figure3, table1 or table2.")],
-    dataset: Annotated[
-        str,
-        typer.Option(help="Of table1 and figure3: mnist, cifar100, or cifar100-wide, whose net is 4 times as wide."),
-    ] = "mnist",
-    network: Annotated[str, typer.Option(help="Of table2: resnet18 or resnet50.")] = "resnet18",
+    dataset: Annotated[str, typer.Option(help="For table1 and figure3: mnist or cifar100.")] = "mnist",
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help="For cifar100 in table1 and figure3: resnet56 or resnet56-wide, 4 times as wide; for table2: resnet18 "
+            "or resnet50. Without it, the first."
+        ),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="For a laptop: a small table, which shows no effect; figure2 of one seed.")
     ] = False,
@@ -175,7 +181,7 @@ def reproduce(
         fail(f"{missing}; {NEEDS}", 1)
 
     if what not in OPTIONS:
-        fail(f"unknown figure or table {what!r}; there is: {', '.join(OPTIONS)}", 2)
+        fail(f"unknown figure or table {what!r}; choose from: {', '.join(OPTIONS)}", 2)
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     if useless := given - OPTIONS[what] - {"what", "out"}:
@@ -183,10 +189,10 @@ def reproduce(
     if seeds is not None and seeds < 1:
         fail(f"seeds must be at least 1, got {seeds}", 2)
     if what in ("figure3", "table1"):
-        reproduce_table1(dataset, quick, resume, seeds, data_dir, device, out)
+        reproduce_table1(dataset, network, quick, resume, seeds, data_dir, device, out)
         return
     if what == "table2":
-        reproduce_table2(network, quick, resume, seeds, data_dir, device, out)
+        reproduce_table2(network or "resnet18", quick, resume, seeds, data_dir, device, out)
         return
     out = out or Path(f"results/{what}{'-quick' if quick else ''}")
     path = out / f"{what}.png"
@@ -286,20 +292,22 @@ def bench(
 
 
 def reproduce_table1(
-    dataset: str, quick: bool, resume: bool, seeds: int | None, data_dir: Path | None,
+    dataset: str, network: str | None, quick: bool, resume: bool, seeds: int | None, data_dir: Path | None,
     device: str | None, out: Path | None,
 ) -> None:  # fmt: skip
     from rich.console import Console
 
     from bitempered.experiments.recipes import table1
 
-    if dataset not in table1.RECIPES:
-        fail(f"unknown dataset {dataset!r} of table 1; there is: {', '.join(table1.RECIPES)}", 2)
+    try:
+        name, recipe = table1.choose(dataset, network)
+    except ValueError as error:
+        fail(str(error), 2)
     device = choose_device(device)
-    recipe = table1.quick(table1.RECIPES[dataset]) if quick else table1.RECIPES[dataset]
+    recipe = table1.quick(recipe) if quick else recipe
     if seeds is not None:
         recipe = replace(recipe, seeds=tuple(range(seeds)), more_seeds={})
-    out = out or Path(f"results/table1-{dataset}{'-quick' if quick else ''}")
+    out = out or Path(f"results/table1-{name}{'-quick' if quick else ''}")
     check_stopped(out, resume)
     with clear_errors(out, "the same command with --resume goes on with what is there"), progress_bar() as show:
         rows, _ = table1.reproduce(recipe, out, show, device=device, data_dir=data_dir)
@@ -318,7 +326,7 @@ def reproduce_table2(
     from bitempered.experiments.recipes import table2
 
     if network not in table2.RECIPES:
-        fail(f"unknown network {network!r} of table 2; there is: {', '.join(table2.RECIPES)}", 2)
+        fail(f"table 2 has no network {network!r}; choose from: {', '.join(table2.RECIPES)}", 2)
     device = choose_device(device)
     recipe = table2.quick(table2.RECIPES[network], device) if quick else table2.RECIPES[network]
     if seeds is not None:
@@ -358,7 +366,7 @@ def choose_device(device: str | None) -> str:
     if device not in (None, "cpu", "cuda"):
         fail(f"--device must be cpu or cuda, got {device!r}", 2)
     if device == "cuda" and found == "cpu":
-        fail("there is no CUDA device that torch can use; leave --device away to train on the CPU", 2)
+        fail("torch finds no CUDA device; omit --device to train on the CPU", 2)
     return device or found
 
 

@@ -11,27 +11,16 @@ import torch
 
 from bitempered import noise
 from bitempered.experiments.checkpoints import Checkpoint
-from bitempered.experiments.data import Dataset, Split, check_dataset, fingerprint, is_table, load_human_labels, read
+from bitempered.experiments.data import Dataset, Split, fingerprint, load_human_labels
+from bitempered.experiments.datasets import DATASETS, check, is_table, read
 from bitempered.experiments.losses import Loss
+from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.runs import Job, Progress, Row, identity, make
-from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import METRICS, Member, Training, train
 
-__all__ = ["NOISE", "TRAINING", "Cell", "Comparison", "run"]
+__all__ = ["NOISE", "Cell", "Comparison", "run"]
 
 NOISE = ("symmetric", "symmetric-all", "pair-flip", "human")
-# What a data set is trained with unless one says otherwise.
-TRAINING = {
-    "digits": Training("mlp", "adam", epochs=150, batch_size=125),
-    "mnist": Training("mnist_cnn", "adadelta", epochs=500),
-    "fashion-mnist": Training("mnist_cnn", "adadelta", epochs=500),
-    "cifar100": Training(
-        "resnet56", "sgd", epochs=200, steps=50_000, stairs=(0.5, 0.75), warmup=1_000, weight_decay=5e-4, clip=1.0,
-        augment=True,
-    ),
-}  # fmt: skip
-TABLE_TRAINING = Training("mlp", "adam", epochs=100)
-DEFAULT_RATES = {"adam": 3e-4, "adadelta": 1.0, "sgd": 0.1}
 
 
 @dataclass(frozen=True)
@@ -61,7 +50,7 @@ class Comparison:
     rows: int | None = None  # of each part that are used: the first so many
 
     def __post_init__(self) -> None:
-        check_dataset(self.dataset)
+        check(self.dataset)
         levels = [cell.noise for cell in self.cells]
         if not levels or not all(0 <= level <= 1 for level in levels):
             raise ValueError(f"noise levels must be in [0, 1], got {list(dict.fromkeys(levels))}")
@@ -71,9 +60,10 @@ class Comparison:
         if not self.seeds:
             raise ValueError("there must be at least one seed")
         if self.noise_model not in NOISE:
-            raise ValueError(f"unknown noise {self.noise_model!r}; there is: {', '.join(NOISE)}")
-        if self.noise_model == "human" and self.dataset != "cifar100":
-            raise ValueError(f"human labels there are of cifar100, not of {self.dataset}")
+            raise ValueError(f"unknown noise model {self.noise_model!r}; choose from: {', '.join(NOISE)}")
+        labelled = [name for name, entry in DATASETS.items() if entry.human_labels]
+        if self.noise_model == "human" and self.dataset not in labelled:
+            raise ValueError(f"{self.dataset} has no human labels; choose from: {', '.join(labelled)}")
 
     def setting(self, cell: Cell, seed: int) -> Row:
         """What a run depends on, in the words of its row."""
@@ -115,7 +105,7 @@ def run(
         return Job(f"seed{seed}", runs, train_cells, lambda done: show(done, 0, "another process is training it"))
 
     threads = torch.get_num_threads()
-    if device == "cpu" and recipe.training.network == "mlp":
+    if device == "cpu" and NETWORKS[recipe.training.network].flat:
         # Layers this small gain nothing from a second thread (and lose much where cores are shared),
         # and one thread adds in one order: the same numbers on any number of cores.
         torch.set_num_threads(1)
@@ -191,13 +181,11 @@ def corrupt(
 
 
 def human_labels(split: Split, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
-    """CIFAR-100N's labels, from cifar100n.npz in the data folder."""
-    if data_dir is None or split.rows is None:
-        raise DataError("human labels are read from cifar100n.npz in a folder that you name with --data-dir")
+    """The labels that people gave to the images of a split."""
+    assert split.rows is not None
     clean = np.empty(sum(map(len, split.rows)), dtype=np.int64)
     for rows, (_, labels) in zip(split.rows, (split.train, split.validation), strict=True):
         clean[rows] = labels
-    paths = [data_dir / "cifar100n.npz", data_dir / "cifar-100n" / "cifar100n.npz"]
-    noisy = load_human_labels(clean, next((path for path in paths if path.exists()), paths[0]))
+    noisy = load_human_labels(clean, data_dir)
     train, validation = (noisy[rows] for rows in split.rows)
     return train, validation

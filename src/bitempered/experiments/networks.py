@@ -3,9 +3,11 @@
 A `Network` draws the weights of one member and runs all members on a batch: `apply(weights, x, drop)` takes weights
 stacked along a new first dimension and one batch that the members share, features `(n, d)` or images `(n, h, w, c)`,
 to logits `(members, n, classes)`. No member knows of the others: twelve together are twelve, only faster (see `train`).
-On a GPU the convolutions are those of `fused`.
+On a GPU the convolutions are those of `fused`. A new network is a function that returns one, in a file of its own, and
+an entry in `NETWORKS`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Illustration", "Network", "imagenet_resnet", "mlp", "mnist_cnn", "resnet56"]
+__all__ = ["NETWORKS", "Architecture", "Illustration", "Network", "imagenet_resnet", "mlp", "mnist_cnn", "resnet56"]
 
 Weights = dict[str, Tensor]
 Drop = Callable[[Tensor, float], Tensor]  # hidden units and the rate of dropping to what is left; training only
@@ -114,6 +116,22 @@ def resnet56(classes: int, *, width: int = 16, blocks: int = 9) -> Network:
         return _linear(weights, "dense0", hidden.mean(dim=(2, 3)))
 
     return Network(initial, apply)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network by name: `make(shape, classes, width)` for rows of a shape; `width` is for those that have no own."""
+
+    make: Callable[[tuple[int, ...], int, int], Network]
+    flat: bool = False  # sees rows as vectors, not as images
+
+
+NETWORKS = {
+    "mlp": Architecture(lambda shape, classes, width: mlp(math.prod(shape), classes, width=width), flat=True),
+    "mnist_cnn": Architecture(lambda shape, classes, width: mnist_cnn(classes)),
+    "resnet56": Architecture(lambda shape, classes, width: resnet56(classes)),
+    "resnet56-wide": Architecture(lambda shape, classes, width: resnet56(classes, width=64)),
+}
 
 
 def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator) -> Tensor:
@@ -248,7 +266,7 @@ class Illustration(nn.Module):
 def imagenet_resnet(name: str, *, classes: int = 1000) -> nn.Module:
     """Return torchvision's "resnet18" or "resnet50", untrained, for the paper's table 2."""
     if name not in ("resnet18", "resnet50"):
-        raise ValueError(f"unknown network {name!r}; there is: resnet18, resnet50")
+        raise ValueError(f"unknown network {name!r}; choose from: resnet18, resnet50")
     try:
         from torchvision import models
     except (ImportError, RuntimeError) as error:

@@ -26,12 +26,12 @@ from torch import Tensor
 
 from bitempered import noise
 from bitempered.experiments.checkpoints import Checkpoint
-from bitempered.experiments.data import divide, fingerprint, load_human_labels, read_images
+from bitempered.experiments.data import divide, fingerprint, load_human_labels
+from bitempered.experiments.datasets import read_parts
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.resnet34 import resnet34
 from bitempered.experiments.runs import Job, Row, find, identity, make
-from bitempered.experiments.sources import DataError
 from bitempered.schedules import anneal
 
 __all__ = ["PROTOCOLS", "Images", "Protocol", "Setting", "run"]
@@ -115,14 +115,9 @@ class Images:
 
     @classmethod
     def read(cls, data_dir: Path | None, human: bool) -> "Images":
-        """Read them from `data_dir`; the human labels are its cifar100n.npz, or that of its folder cifar-100n."""
-        if not human:
-            return cls(*read_images("cifar100", data_dir))
-        if data_dir is None:
-            raise DataError("human labels are read from cifar100n.npz in a data folder; name that folder")
-        train, test = read_images("cifar100", data_dir)
-        paths = [data_dir / name for name in ("cifar100n.npz", "cifar-100n/cifar100n.npz")]
-        return cls(train, test, load_human_labels(train[1], next((p for p in paths if p.exists()), paths[0])))
+        """Read them from `data_dir`, or download the images; human labels are in cifar100n.npz in `data_dir`."""
+        train, test = read_parts("cifar100", data_dir)
+        return cls(train, test, load_human_labels(train[1], data_dir) if human else None)
 
 
 def run(

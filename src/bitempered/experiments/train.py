@@ -24,7 +24,7 @@ from torch import Tensor
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.data import Split
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.networks import Network, mlp, mnist_cnn, resnet56
+from bitempered.experiments.networks import NETWORKS
 
 __all__ = ["Member", "Training", "train"]
 
@@ -38,9 +38,9 @@ Metrics = list[dict[str, Any]]  # by epoch; each value is a number or, of the me
 
 @dataclass(frozen=True)
 class Training:
-    """How a fleet is trained, but for what its members have of their own."""
+    """The settings that all members of a fleet share."""
 
-    network: str  # "mlp", "mnist_cnn", "resnet56" or "resnet56-wide"
+    network: str  # one of NETWORKS
     optimizer: str
     epochs: int
     batch_size: int = 128
@@ -54,26 +54,18 @@ class Training:
     width: int = 256  # of the perceptron
 
     def __post_init__(self) -> None:
+        if self.network not in NETWORKS:
+            raise ValueError(f"unknown network {self.network!r}; choose from: {', '.join(NETWORKS)}")
         if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"unknown optimizer {self.optimizer!r}; there is: {', '.join(OPTIMIZERS)}")
+            raise ValueError(f"unknown optimizer {self.optimizer!r}; choose from: {', '.join(OPTIMIZERS)}")
         for name in ("epochs", "batch_size", "width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def length(self, rows: int) -> int:
-        """How many epochs there are of so many training rows, the last one maybe not whole."""
+        """How many epochs the run has with so many training rows; the last may be cut short."""
         per_epoch = rows // min(self.batch_size, rows)
         return self.epochs if self.steps is None else min(self.epochs, -(-self.steps // per_epoch))
-
-    def make_network(self, split: Split) -> Network:
-        features, classes = split.train[0], split.num_classes
-        if self.network == "mlp":
-            return mlp(math.prod(features.shape[1:]), classes, width=self.width)
-        if self.network == "mnist_cnn":
-            return mnist_cnn(classes)
-        if self.network in ("resnet56", "resnet56-wide"):
-            return resnet56(classes, width=16 if self.network == "resnet56" else 64)
-        raise ValueError(f"unknown network {self.network!r}; there is: mlp, mnist_cnn, resnet56, resnet56-wide")
 
 
 @dataclass(frozen=True)
@@ -127,7 +119,8 @@ class Fleet:
         self, training: Training, members: list[Member], split: Split, seed: int, device: torch.device
     ) -> None:
         self.training, self.members, self.split, self.seed, self.device = training, members, split, seed, device
-        self.network = training.make_network(split)
+        architecture = NETWORKS[training.network]
+        self.network = architecture.make(split.train[0].shape[1:], split.num_classes, training.width)
         self.half = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.generator = torch.Generator(device)
         losses = [member.loss for member in members]
@@ -137,8 +130,8 @@ class Fleet:
 
         parts = (split.train, split.validation, split.test)
         self.images, *self.others = (torch.from_numpy(features).to(device) for features, _ in parts)
-        self.prepare = Preparation(self.images, training, device)
-        if self.images.dim() == 4 and training.network != "mlp":
+        self.scale = Scaler(self.images, flat=architecture.flat)
+        if self.images.dim() == 4 and not architecture.flat:
             self.images, *self.others = (x.permute(0, 2, 3, 1).contiguous() for x in (self.images, *self.others))
         labels = [torch.from_numpy(np.stack([getattr(m, name) for m in members])) for name in ("train", "validation")]
         self.labels, self.validation = (y.to(device) for y in labels)
@@ -173,7 +166,9 @@ class Fleet:
     def step(self) -> None:
         """One batch: forward, backward, new weights."""
         rows = self.order[self.position]
-        x = self.prepare.batch(self.images[rows], self.half, self.generator)
+        x = self.scale(self.images[rows], self.half)
+        if self.training.augment:
+            x = shift_and_mirror(x, self.generator)
         weights = dict(zip(self.names, self.leaves, strict=True))
         logits = self.network.apply(weights, x, self.drop).float()
         losses = self.loss(logits, self.labels[:, rows]).mean(dim=1)
@@ -255,7 +250,7 @@ class Fleet:
     def predict(self, features: Tensor) -> Tensor:
         """The class with the largest logit, `(members, n)`: the same for softmax and for every tempered softmax."""
         weights = dict(zip(self.names, self.leaves, strict=True))
-        parts = [self.network.apply(weights, self.prepare(part, self.half), None) for part in features.split(1000)]
+        parts = [self.network.apply(weights, self.scale(part, self.half), None) for part in features.split(1000)]
         return torch.cat([logits.argmax(dim=2) for logits in parts], dim=1)
 
     def changed(self) -> list[Tensor]:
@@ -292,11 +287,11 @@ def check_metrics(metrics: Metrics, members: int) -> None:
             raise ValueError("metrics that are no numbers")
 
 
-class Preparation:
-    """From rows of the data set to what a network sees: scaled, and in training moved and mirrored."""
+class Scaler:
+    """Brings rows to the scale that a network sees: bytes are standardised by channel, floats are left alone."""
 
-    def __init__(self, images: Tensor, training: Training, device: torch.device) -> None:
-        self.flat, self.augment = training.network == "mlp", training.augment
+    def __init__(self, images: Tensor, *, flat: bool) -> None:
+        self.flat = flat
         self.mean: Tensor | None = None
         if images.dtype == torch.uint8:
             # By channel, over the training images; in pieces, since float32 takes four times the memory.
@@ -310,10 +305,6 @@ class Preparation:
         if self.flat:
             return ((x.flatten(2).float() - self.mean[:, None]) * self.scale[:, None]).flatten(1).to(dtype)
         return ((x.float() - self.mean) * self.scale).to(dtype)
-
-    def batch(self, x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        x = self(x, dtype)
-        return shift_and_mirror(x, generator) if self.augment else x
 
 
 def shift_and_mirror(x: Tensor, generator: torch.Generator) -> Tensor:

@@ -8,7 +8,8 @@ from statistics import mean, stdev
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from bitempered.experiments.cells import DEFAULT_RATES, TABLE_TRAINING, TRAINING, Cell, Comparison
+from bitempered.experiments.cells import Cell, Comparison
+from bitempered.experiments.datasets import default_training
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.report import Pages, grid, made_by, newest, png, rich_table, spread, table_csv
@@ -17,6 +18,7 @@ from bitempered.experiments.train import Training
 
 __all__ = ["comparison", "figure", "markdown", "pages", "render", "table"]
 
+DEFAULT_RATES = {"adam": 3e-4, "adadelta": 1.0, "sgd": 0.1}
 # Column of a row, name in the reports, line style in the figure.
 MOMENTS = (("test_last", "last epoch", "-"), ("test_chosen", "chosen epoch", "--"))
 VARYING = ("noise", "loss", "numbers", "learning_rate", "seed")  # among the runs of one comparison
@@ -32,6 +34,7 @@ def comparison(
     rates: tuple[float, ...] | None = None,
     noise_model: str = "symmetric",
     label_column: str = "label",
+    network: str | None = None,
 ) -> Comparison:
     """The recipe of `bitempered compare`: all losses at all levels, one learning rate for each loss.
 
@@ -44,7 +47,9 @@ def comparison(
     """
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
-    training = TRAINING.get(dataset, TABLE_TRAINING)
+    training = default_training(dataset)
+    if network is not None:
+        training = replace(training, network=network)
     if epochs is not None:
         training = replace(training, epochs=epochs, steps=None)
     if rates is None:

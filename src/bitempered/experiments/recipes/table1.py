@@ -4,7 +4,7 @@ First a search, for each loss and some noise levels apart, over as many settings
 as many learning rates as the bi-tempered one gets pairs of temperatures times learning rates. It runs on a shortened
 schedule with a seed of its own, and the best epoch's accuracy on noisy validation labels decides; test labels have no
 say. Then the chosen settings train to the end, for each seed, all cells of a seed as one fleet. Some noise levels can
-have further seeds, and cells that nobody chose can be trained besides.
+have further seeds, and cells that the search did not choose can be trained as well.
 """
 
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,8 @@ from statistics import mean
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from bitempered.experiments.cells import TRAINING, Cell, Comparison, run
+from bitempered.experiments.cells import Cell, Comparison, run
+from bitempered.experiments.datasets import DATASETS
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.compare import FIXED, VARYING, training_of
@@ -22,12 +23,11 @@ from bitempered.experiments.report import Pages, grid, made_by, newest, png, ric
 from bitempered.experiments.runs import Progress, Row, find, identity
 from bitempered.experiments.train import Training
 
-__all__ = ["RECIPES", "Table1", "draw_figure3", "markdown", "render", "reproduce", "table"]
+__all__ = ["RECIPES", "Table1", "choose", "draw_figure3", "markdown", "render", "reproduce", "table"]
 
 Settings = tuple[tuple[Loss, float], ...]  # losses with their learning rates
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 SEARCH_SEED = 100
-QUICK_ROWS = {"mnist_cnn": 2_560, "resnet56": 512, "resnet56-wide": 128}
 SPREAD = "mean ± sample standard deviation of {} seeds"
 MOMENTS = (("test_chosen", "chosen epoch"), ("test_last", "last epoch"))
 
@@ -46,8 +46,9 @@ class Table1:
     searched_at: tuple[float, ...] = LEVELS  # other levels take the settings of the nearest, of two the higher
     seeds: tuple[int, ...] = (0, 1, 2)  # of every cell
     more_seeds: dict[float, tuple[int, ...]] = field(default_factory=dict)  # further ones, by noise level
-    besides: tuple[Cell, ...] = ()  # trained as well, and shown in lines of their own
-    rows: int | None = None
+    extra_cells: tuple[Cell, ...] = ()  # which the search need not choose, in lines of their own
+    rows: int | None = None  # of each part that are used: the first so many
+    quick_rows: int = 512  # of the quick version
 
 
 def settings(losses: tuple[Loss, ...], rates: tuple[float, ...]) -> Settings:
@@ -59,11 +60,12 @@ def tempered(*pairs: tuple[float, float]) -> tuple[Loss, ...]:
 
 
 LOGISTIC = (Loss("logistic"),)
+MNIST, CIFAR100 = (DATASETS[name].training for name in ("mnist", "cifar100"))
 RECIPES = {
     "mnist": Table1(
         "mnist",
-        TRAINING["mnist"],
-        replace(TRAINING["mnist"], epochs=30),
+        MNIST,
+        replace(MNIST, epochs=30),
         {
             "logistic": settings(LOGISTIC, (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 3.0, 10.0)),
             "bi-tempered": settings(tempered((0.5, 4.0), (0.5, 2.0), (0.5, 1.3)), (0.3, 1.0, 3.0, 10.0)),
@@ -73,11 +75,12 @@ RECIPES = {
             "bi-tempered": (99.24, 99.13, 99.02, 98.62, 98.56, 97.69),
         },
         "(0.5, 4)",
+        quick_rows=2_560,
     ),
     "cifar100": Table1(
         "cifar100",
-        TRAINING["cifar100"],
-        replace(TRAINING["cifar100"], epochs=40, steps=None),
+        CIFAR100,
+        replace(CIFAR100, epochs=40, steps=None),
         {
             "logistic": settings(LOGISTIC, (0.02, 0.035, 0.05, 0.07, 0.1, 0.2)),
             "bi-tempered": settings(tempered((0.8, 1.2), (0.9, 1.1)), (0.05, 0.1, 0.2)),
@@ -95,8 +98,8 @@ RECIPES = {
 # As wide as Hardt and Ma's net, which the paper says it used: 16 times the work, so fewer cells.
 RECIPES["cifar100-wide"] = replace(
     RECIPES["cifar100"],
-    training=replace(TRAINING["cifar100"], network="resnet56-wide"),
-    search=replace(TRAINING["cifar100"], network="resnet56-wide", epochs=15, steps=None),
+    training=replace(CIFAR100, network="resnet56-wide"),
+    search=replace(CIFAR100, network="resnet56-wide", epochs=15, steps=None),
     searched={
         "logistic": settings(LOGISTIC, (0.1, 0.2, 0.4, 0.8)),
         "bi-tempered": settings(tempered((0.8, 1.2)), (0.4, 0.8)) + settings(tempered((0.9, 1.1)), (0.2, 0.4)),
@@ -104,17 +107,31 @@ RECIPES["cifar100-wide"] = replace(
     levels=(0.0, 0.4),
     searched_at=(0.4,),
     more_seeds={},
-    besides=(Cell(Loss("bi-tempered", (0.8, 1.2)), 0.4, 0.4),),  # the paper's temperatures, their better rate
+    quick_rows=128,
+    extra_cells=(Cell(Loss("bi-tempered", (0.8, 1.2)), 0.4, 0.4),),  # the paper's temperatures, their better rate
 )
+
+
+def choose(dataset: str, network: str | None) -> tuple[str, Table1]:
+    """The recipe of a data set, with its first network unless one is named, and the recipe's name."""
+    found = {name: recipe for name, recipe in RECIPES.items() if recipe.dataset == dataset}
+    if not found:
+        known = dict.fromkeys(recipe.dataset for recipe in RECIPES.values())
+        raise ValueError(f"table 1 has no dataset {dataset!r}; choose from: {', '.join(known)}")
+    for name, recipe in found.items():
+        if network in (None, recipe.training.network):
+            return name, recipe
+    known = dict.fromkeys(recipe.training.network for recipe in found.values())
+    raise ValueError(f"table 1 has no network {network!r} for {dataset}; choose from: {', '.join(known)}")
 
 
 def quick(recipe: Table1) -> Table1:
     """A recipe that a laptop finishes in minutes: few images, epochs and levels, no search. It shows no effect."""
     training = replace(recipe.training, epochs=2, steps=None, stairs=(), warmup=0)
-    few: dict[str, Settings] = {name: (found[len(found) // 2],) for name, found in recipe.searched.items()}
+    middle: dict[str, Settings] = {name: (found[len(found) // 2],) for name, found in recipe.searched.items()}
     return replace(
-        recipe, training=training, search=replace(training, epochs=1), searched=few, levels=(0.0, 0.4), seeds=(0,),
-        more_seeds={}, besides=(), rows=QUICK_ROWS[training.network],
+        recipe, training=training, search=replace(training, epochs=1), searched=middle, levels=(0.0, 0.4), seeds=(0,),
+        more_seeds={}, extra_cells=(), rows=recipe.quick_rows,
     )  # fmt: skip
 
 
@@ -123,7 +140,7 @@ def reproduce(
 ) -> tuple[list[Row], list[Row]]:
     """Search, train, and write table1.md, table1.csv and figure3.png; return the rows and the curves."""
     chosen = search(recipe, folder / "search", progress, device, data_dir)
-    cells = tuple(dict.fromkeys(chosen + recipe.besides))
+    cells = tuple(dict.fromkeys(chosen + recipe.extra_cells))
     comparison = Comparison(recipe.dataset, recipe.training, cells, recipe.seeds, rows=recipe.rows)
     comparisons = [comparison] + [
         replace(comparison, cells=tuple(cell for cell in cells if cell.noise == level), seeds=seeds)
@@ -163,7 +180,7 @@ def render(path: Path) -> Pages:
         tried = newest(tried, VARYING, FIXED)
         at = {level: winners(recipe, [row for row in tried if row["noise"] == level]) for level in searched(recipe)}
         cells = cells_of(recipe, at)
-        rows = [row for row in rows if cell_of(row) in cells or cell_of(row) in recipe.besides]
+        rows = [row for row in rows if cell_of(row) in cells or cell_of(row) in recipe.extra_cells]
     curves = newest(read_rows(folder / "curves.jsonl"), VARYING, FIXED)
     places = {key(row): place for place, row in enumerate(rows)}
     return pages(recipe, rows, sorted((row for row in curves if key(row) in places), key=lambda row: places[key(row)]))
@@ -226,19 +243,19 @@ def cell_of(row: Row) -> Cell:
     return Cell(Loss(row["loss"], tuple(row["numbers"])), row["noise"], row["learning_rate"])
 
 
-def besides(recipe: Table1, rows: list[Row]) -> tuple[Cell, ...]:
-    """The cells trained besides; one that the search chose is none of them."""
-    chosen = {(cell.noise, cell.loss.name) for row in rows if (cell := cell_of(row)) not in recipe.besides}
-    return tuple(cell for cell in recipe.besides if (cell.noise, cell.loss.name) in chosen)
+def extra(recipe: Table1, rows: list[Row]) -> tuple[Cell, ...]:
+    """The extra cells that the search did not choose."""
+    chosen = {(cell.noise, cell.loss.name) for row in rows if (cell := cell_of(row)) not in recipe.extra_cells}
+    return tuple(cell for cell in recipe.extra_cells if (cell.noise, cell.loss.name) in chosen)
 
 
 def lines(recipe: Table1, rows: list[Row]) -> list[list[str]]:
-    """For each loss: ours at the chosen and at the last epoch, then the paper's; last what was trained besides."""
-    also = besides(recipe, rows)
+    """For each loss: ours at the chosen and at the last epoch, then the paper's; last the extra cells."""
+    extras = extra(recipe, rows)
     groups: dict[str, list[Row]] = {name: [] for name in recipe.searched}
     for row in rows:
         cell = cell_of(row)
-        groups.setdefault(str(cell.loss) if cell in also else cell.loss.name, []).append(row)
+        groups.setdefault(str(cell.loss) if cell in extras else cell.loss.name, []).append(row)
     found = []
     for name, group in groups.items():
         for column, moment in MOMENTS:
@@ -275,16 +292,16 @@ def table(recipe: Table1, rows: list[Row]) -> Table:
 
 def markdown(recipe: Table1, rows: list[Row]) -> str:
     """The table as a page that says how it was made."""
-    first, training, also = rows[0], recipe.training, besides(recipe, rows)
+    first, training, extras = rows[0], recipe.training, extra(recipe, rows)
     length = f"{training.steps:,} steps" if training.steps else f"{training.epochs} epochs"
     chosen = "\n".join(
         f"| {row['noise']:.0%} | {cell_of(row).loss} | {row['learning_rate']:g} |"
         for row in rows
-        if row["seed"] == first["seed"] and cell_of(row) not in also
+        if row["seed"] == first["seed"] and cell_of(row) not in extras
     )
     fleets = dict.fromkeys((row["fleet"], row["seed"], row["fleet_seconds"]) for row in rows)
     times = {size: ", ".join(f"{seconds:.0f}" for n, _, seconds in fleets if n == size) for size, _, _ in fleets}
-    cells = len(recipe.levels) * len(recipe.searched) + len(also)
+    cells = len(recipe.levels) * len(recipe.searched) + len(extras)
     took = (f"{'all ' if n == cells else ''}{n} cells of a seed in {seconds} s" for n, seconds in times.items())
     counts = " and ".join(f"{len(found)} settings ({name})" for name, found in recipe.searched.items())
     where = "Of each loss and level"
@@ -295,18 +312,20 @@ def markdown(recipe: Table1, rows: list[Row]) -> str:
 searched for {recipe.search.epochs} epochs on noisy validation labels, with a seed of their own:"""
     if all(len(found) == 1 for found in recipe.searched.values()):
         searched = "No setting was searched:"
-    few = ""
+    quick_note = ""
     if recipe.rows is not None:
-        few = f"\nA quick look that shows no effect: only the first {recipe.rows:,} images of each part were used.\n"
+        quick_note = (
+            f"\nA quick look that shows no effect: only the first {recipe.rows:,} images of each part were used.\n"
+        )
     trained = "".join(
-        f"\nTrained as well: {cell.loss} at {cell.noise:.0%} noise, learning rate {cell.rate:g}.\n" for cell in also
+        f"\nTrained as well: {cell.loss} at {cell.noise:.0%} noise, learning rate {cell.rate:g}.\n" for cell in extras
     )
     made = made_by(first, "\n")
     return f"""# Table 1, {recipe.dataset}, {training.network}
 
 Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}. The chosen epoch is the
 first of the best on validation labels as noisy as the training labels.
-{few}
+{quick_note}
 {grid(names(recipe), lines(recipe, rows))}
 
 {training.network}, {training.optimizer}, batches of {training.batch_size}, {length}; symmetric noise over the other
@@ -325,8 +344,8 @@ def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
     figure = Figure(figsize=(11, 6.4), dpi=130, layout="constrained")
     columns = (("clean", "training set, true labels"), ("noisy", "training set, noisy labels"), ("test", "test set"))
     panels = figure.subplots(2, 3, sharex=True, sharey="col")
-    also = besides(recipe, curves)
-    shown = [row for row in curves if cell_of(row) not in also]
+    extras = extra(recipe, curves)
+    shown = [row for row in curves if cell_of(row) not in extras]
     losses, colours = list(recipe.searched), [f"C{i}" for i in range(len(recipe.levels))]
     for axes_row, loss in zip(panels, losses, strict=True):
         for axes, (column, title) in zip(axes_row, columns, strict=True):
