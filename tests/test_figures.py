@@ -65,10 +65,12 @@ EVERYWHERE = {"--quick": [], "--resume": [], "--seeds": ["0"]}
 DATA = {"--data-dir": ["."], "--device": ["abacus"]}
 TAKEN = {
     "figure1": {},
-    "figure2": EVERYWHERE,
+    "figure2": {"--quick": [], "--seeds": ["0"]},
     "figure3": EVERYWHERE | DATA | {"--dataset": ["none"], "--network": ["none"]},
     "table1": EVERYWHERE | DATA | {"--dataset": ["none"], "--network": ["none"]},
     "table2": EVERYWHERE | DATA | {"--network": ["none"]},
+    "protocol-a": {"--resume": [], "--seeds": ["0"], "--data-dir": ["."]},
+    "protocol-b": {"--resume": [], "--seeds": ["0"], "--data-dir": ["."]},
 }
 
 

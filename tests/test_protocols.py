@@ -12,17 +12,19 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.nn.functional import cross_entropy
+from typer.testing import CliRunner
 
-from bitempered import noise
+from bitempered import cli, noise
 from bitempered.experiments import streams
 from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint
 from bitempered.experiments.data import load_human_labels
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import protocols
+from bitempered.experiments.recipes.protocols import PROTOCOLS
 from bitempered.experiments.resnet34 import Block, resnet34
 from bitempered.experiments.sources import DataError
-from bitempered.experiments.streams import PROTOCOLS, Images, Run, Setting
+from bitempered.experiments.streams import Images, Run, Setting
 from bitempered.torch import bi_tempered_logistic_loss
 
 CPU = torch.device("cpu")
@@ -63,7 +65,11 @@ def small(monkeypatch):
 def run(folder, *settings, protocol=TINY_A, images=IMAGES, **options):
     """The rows, and what progress was told."""
     told = []
-    return streams.run(protocol, settings, images, folder, told.append, device="cpu", **options), told
+
+    def progress(done, total, text):
+        told.append(text)
+
+    return streams.run(protocol, settings, images, folder, progress, device="cpu", **options), told
 
 
 def checkpoint(folder, item):
@@ -417,7 +423,7 @@ def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "summary", look)
     whole, _ = run(tmp_path / "whole", *settings, protocol=protocol)
 
-    def stop(message):
+    def stop(done, total, message):
         if message.startswith("epoch 2"):
             raise KeyboardInterrupt
 
@@ -570,13 +576,61 @@ def test_a_damaged_checkpoint_is_refused(damage, saved, tmp_path):
     assert path.read_bytes() == content
 
 
+# The command
+
+
 @pytest.mark.parametrize("name", ["a", "b"])
-def test_the_committed_page_is_that_of_its_rows(name):
+def test_committed_rows_are_of_the_recipe_s_settings(name):
+    """And their page says which are annealed; tests/test_report.py renders it again."""
     folder = Path(__file__).parents[1] / "results" / f"protocol-{name}"
-    rows = read_rows(folder / f"protocol-{name}.jsonl")
-    page = protocols.markdown(PROTOCOLS[name], rows)
-    assert page == (folder / f"protocol-{name}.md").read_text()
+    rows, page = read_rows(folder / f"protocol-{name}.jsonl"), (folder / f"protocol-{name}.md").read_text()
+    settings = [
+        Setting(
+            Loss(row["loss"], tuple(row["numbers"])), row["noise"], row["seed"], row["rescale"], row["held_out"],
+            tuple(row["schedule"]) if row["schedule"] else None,
+        )
+        for row in rows
+    ]  # fmt: skip
+    assert set(settings) == set(protocols.SETTINGS[name])
     (logistic,) = [row for row in rows if row["loss"] == "logistic"]
     assert f"| 40% | logistic | {100 * logistic['test_last']:.2f} | {100 * logistic['test_best']:.2f} | 1 |" in page
-    annealed = any(row["schedule"] == [5, 40] for row in rows)
-    assert (", from (1, 1) over epochs 5 to 40" in page) == annealed
+    assert (", from (1, 1) over epochs 5 to 40" in page) == any(row["schedule"] == [5, 40] for row in rows)
+
+
+def test_a_protocol_without_a_gpu_gets_one_line(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = CliRunner().invoke(cli.app, ["reproduce", "protocol-a", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1
+    assert done.stderr == "bitempered: protocol-a needs a GPU, and torch finds no CUDA device\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_protocol_from_the_command_line(small, tmp_path, monkeypatch):
+    """On a CPU with the small network: two seeds of one setting, and one that holds images out."""
+    out, told = tmp_path / "out", []
+    real = protocols.run
+
+    def on_cpu(*given, device):
+        return real(*given[:4], lambda *now: told.append(now), device="cpu")
+
+    monkeypatch.setattr(cli, "choose_device", lambda device: "cuda")
+    monkeypatch.setattr(protocols, "run", on_cpu)
+    monkeypatch.setattr(Images, "read", lambda data_dir, human: IMAGES)
+    monkeypatch.setitem(PROTOCOLS, "a", TINY_A)
+    monkeypatch.setitem(protocols.SETTINGS, "a", (Setting(LOGISTIC, 0.25, 0), Setting(TEMPERED, 0.25, 0, held_out=8)))
+    command = ["reproduce", "protocol-a", "--seeds", "2", "--out", str(out)]
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in out.iterdir()) == ["curves.jsonl", "protocol-a.jsonl", "protocol-a.md"]
+    rows = read_rows(out / "protocol-a.jsonl")
+    assert [(row["seed"], row["loss"]) for row in rows] == [(0, "logistic"), (0, "bi-tempered"), (1, "logistic")]
+    assert [now[:2] for now in told] == [(epoch, 3) for epoch in range(1, 4)]  # three runs at once
+    assert "| 25% | logistic |" in (out / "protocol-a.md").read_text()
+
+    (out / "protocol-a-0.checkpoint").touch()
+    refused = CliRunner().invoke(cli.app, command)
+    assert refused.exit_code == 1
+    assert "a run was stopped: go on with it with --resume" in refused.stderr
+    assert CliRunner().invoke(cli.app, [*command, "--resume"]).exit_code == 0
+    assert read_rows(out / "protocol-a.jsonl") == rows

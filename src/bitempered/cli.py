@@ -125,19 +125,21 @@ def compare(
 
 
 TABLE_OPTIONS = {"quick", "resume", "seeds", "data_dir", "device"}
-OPTIONS = {  # of `reproduce`, besides --out
+OPTIONS = {  # of `reproduce`, apart from --out
     "figure1": set(),
-    "figure2": {"quick", "resume", "seeds"},
+    "figure2": {"quick", "seeds"},
     "figure3": TABLE_OPTIONS | {"dataset", "network"},
     "table1": TABLE_OPTIONS | {"dataset", "network"},
     "table2": TABLE_OPTIONS | {"network"},
+    "protocol-a": {"resume", "seeds", "data_dir"},
+    "protocol-b": {"resume", "seeds", "data_dir"},
 }
 
 
 @app.command()
 def reproduce(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(help="figure1, figure2, figure3, table1 or table2.")],
+    what: Annotated[str, typer.Argument(help="figure1, figure2, figure3, table1, table2, protocol-a or protocol-b.")],
     dataset: Annotated[str, typer.Option(help="For table1 and figure3: mnist or cifar100.")] = "mnist",
     network: Annotated[
         str | None,
@@ -149,9 +151,7 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="For a laptop: a small table, which shows no effect; figure2 of one seed.")
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run that was stopped (figure2 begins anew).")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     seeds: Annotated[
         int | None, typer.Option(help="Runs for each cell or panel; without it, as many as its recipe has.")
     ] = None,
@@ -172,6 +172,9 @@ def reproduce(
     figure3: accuracy by epoch in the runs of table1.
 
     table2: both losses on ImageNet, and what the loss adds to a step; needs torchvision, and a GPU for days.
+
+    protocol-a, protocol-b: losses on CIFAR-100 with symmetric noise or human labels, as papers on noisy labels compare
+    them; needs a GPU, an hour of an H200 or less.
     """
     try:
         from bitempered.experiments import report
@@ -193,6 +196,9 @@ def reproduce(
         return
     if what == "table2":
         reproduce_table2(network or "resnet18", quick, resume, seeds, data_dir, device, out)
+        return
+    if what.startswith("protocol"):
+        reproduce_protocol(what, resume, seeds or 1, data_dir, out)
         return
     out = out or Path(f"results/{what}{'-quick' if quick else ''}")
     path = out / f"{what}.png"
@@ -340,6 +346,18 @@ def reproduce_table2(
             fail(str(error), 1)
     Console().print(table2.table(recipe, rows, speed))
     print(f"Written to {out}: table2.md, table2.jsonl, curves.jsonl, speed.jsonl (delete it to time again)")
+
+
+def reproduce_protocol(what: str, resume: bool, seeds: int, data_dir: Path | None, out: Path | None) -> None:
+    from bitempered.experiments.recipes import protocols
+
+    if choose_device(None) != "cuda":
+        fail(f"{what} needs a GPU, and torch finds no CUDA device", 1)
+    out = out or Path(f"results/{what}")
+    check_stopped(out, resume)
+    with clear_errors(out, "the same command with --resume goes on with what is there"), progress_bar() as show:
+        protocols.reproduce(what[-1], seeds, out, show, device="cuda", data_dir=data_dir)
+    print(f"Written to {out}: {what}.md, {what}.jsonl, curves.jsonl")
 
 
 def numbers(option: str, text: str) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ are written beside that, for information.
 import logging
 import platform
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -63,7 +63,7 @@ class Job:
         return [Checkpoint.of(folder, self.name, group) for group in groups]
 
 
-def make(jobs: list[Callable[[], Job]], folder: Path, name: str, device: str) -> list[Row]:
+def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, device: str) -> list[Row]:
     """Make the runs that the folder has no rows of; return the rows of all, job by job.
 
     `folder` gets `name`.jsonl, a row for each run; curves.jsonl, its metrics by epoch; and checkpoints of what is under

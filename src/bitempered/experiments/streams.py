@@ -1,15 +1,8 @@
-"""The two protocols by which papers on noisy labels compare losses on CIFAR-100, both with a ResNet-34.
+"""ResNet-34 on CIFAR-100, several runs side by side on one GPU, as the papers on noisy labels train it.
 
-A: symmetric noise, 200 epochs, all 50,000 images, accuracy of the last epoch (the public code of the active negative
-losses). B: the human labels of CIFAR-100N, 100 epochs, best test epoch (the public code of CIFAR-N).
-
-What differs here: an epoch leaves out the images that do not fill a batch (80 of 50,000), a GPU computes in bfloat16,
-and the last layer's bias starts at 0. Of A's labels exactly the given fraction is wrong; the public code rounds down
-for each pair of classes, 39.6 % for 40 %. B's initial weights are drawn as A's, not as torch draws them, and its pixels
-are standardised by A's means and deviations, which differ from its own by at most 0.0002.
-
-Several runs train side by side on one GPU, each a CUDA graph on a stream of its own: what one run leaves idle another
-uses. A run that was stopped goes on from its last checkpoint.
+Each run is a CUDA graph on a stream of its own: what one leaves idle another uses. An epoch leaves out the images that
+do not fill a batch (80 of 50,000), and a GPU computes in bfloat16. A run that was stopped goes on from its last
+checkpoint.
 """
 
 import copy
@@ -31,20 +24,19 @@ from bitempered.experiments.datasets import read_parts
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.resnet34 import resnet34
-from bitempered.experiments.runs import Job, Row, find, identity, make
+from bitempered.experiments.runs import Job, Progress, Row, find, identity, make
 from bitempered.schedules import anneal
 
-__all__ = ["PROTOCOLS", "Images", "Protocol", "Setting", "run"]
+__all__ = ["Images", "Protocol", "Setting", "run"]
 
 CLASSES = 100
 MEAN, DEVIATION = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)  # of CIFAR-100's pixels, red, green, blue
 SAVE_SECONDS = 60  # a checkpoint is written when an epoch ends, but no sooner after the last one than this
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How every loss is trained."""
+    """The training that every loss gets."""
 
     name: str
     noise_model: str
@@ -64,12 +56,6 @@ class Protocol:
         if self.stairs:
             return self.rate * 0.1 ** sum(epoch >= fraction * self.epochs for fraction in self.stairs)
         return self.rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
-
-
-PROTOCOLS = {
-    "a": Protocol("a", "symmetric", 200, 1e-5, rotation=20, clip=5, measure_every=5),
-    "b": Protocol("b", "human", 100, 5e-4, stairs=(0.6,)),
-}
 
 
 @dataclass(frozen=True)
@@ -144,7 +130,11 @@ def run(
 
         def train_runs(places: list[int], checkpoints: list[Checkpoint], done: int) -> tuple[list[Row], list[Row]]:
             fleet = [runs[place] for place in places]
-            took = {"fleet": len(fleet), "fleet_seconds": round(train(fleet, checkpoints, progress), 1)}
+
+            def show(epoch: int, text: str) -> None:
+                progress(done * protocol.epochs + epoch, len(jobs) * protocol.epochs, text)
+
+            took = {"fleet": len(fleet), "fleet_seconds": round(train(fleet, checkpoints, show), 1)}
             return [{**run.summary(), **took} for run in fleet], [{"epochs_measured": run.metrics} for run in fleet]
 
         return Job(name, [run.identity() for run in runs], train_runs, separate=True)
@@ -154,12 +144,13 @@ def run(
     rows_file = folder / f"{name}.jsonl"
     rows = read_rows(rows_file)
     todo = [setting for setting, run in wanted.items() if find(rows, run) is None]
-    make([partial(job, todo[i : i + at_once]) for i in range(0, len(todo), at_once)], folder, name, device)
+    jobs = [partial(job, todo[i : i + at_once]) for i in range(0, len(todo), at_once)]
+    make(jobs, folder, name, device)
     rows = read_rows(rows_file)
     return [row for setting in settings if (row := find(rows, wanted[setting])) is not None]
 
 
-def train(fleet: list["Run"], checkpoints: list[Checkpoint], progress: Progress) -> float:
+def train(fleet: list["Run"], checkpoints: list[Checkpoint], show: Callable[[int, str], None]) -> float:
     """Train runs side by side to their end; return the seconds it took, those before an interruption included."""
     for item, checkpoint in zip(fleet, checkpoints, strict=True):
         item.start(checkpoint)
@@ -178,7 +169,7 @@ def train(fleet: list["Run"], checkpoints: list[Checkpoint], progress: Progress)
             item.seconds = before + time.perf_counter() - started
         shown = "; ".join(f"{item.setting.loss} {item.metrics[-1]['test']:.1%}" for item in busy if item.metrics)
         done = f"epoch {busy[0].epoch} of {busy[0].protocol.epochs}, {busy[0].seconds:.0f} s"
-        progress(f"{done}, test: {shown}" if shown else done)
+        show(busy[0].epoch, f"{done}, test: {shown}" if shown else done)
         if time.perf_counter() - saved > SAVE_SECONDS:
             for item, checkpoint in zip(fleet, checkpoints, strict=True):
                 checkpoint.save(item.state())
