@@ -1,14 +1,17 @@
 """The networks against PyTorch's own layers, and the GPU's convolutions, in Triton's interpreter, against them."""
 
+import math
 import sys
 import types
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from bitempered.experiments import fused, networks
+from bitempered.experiments.resnet34 import Block, resnet34
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
 
@@ -243,3 +246,87 @@ def test_imagenet_networks_say_what_is_missing(monkeypatch):
         networks.imagenet_resnet("resnet50")
     with pytest.raises(ValueError, match="unknown network 'vgg'; choose from: resnet18, resnet50"):
         networks.imagenet_resnet("vgg")
+
+
+# ResNet-34
+
+
+def test_the_network_has_the_published_size():
+    """Counted by layer: first convolution and norm, blocks of two convolutions and norms, shortcuts, linear layer."""
+    expected = 3 * 9 * 64 + 2 * 64
+    inputs = 64
+    for outputs, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for _ in range(blocks):
+            expected += 9 * inputs * outputs + 9 * outputs * outputs + 4 * outputs
+            expected += inputs * outputs + 2 * outputs if inputs != outputs else 0
+            inputs = outputs
+    expected += 512 * 100 + 100
+    assert expected == sum(weight.numel() for weight in resnet34(100, seed=0).parameters()) == 21_328_292
+
+
+def test_the_network_s_output_and_its_first_weights():
+    network = resnet34(7, seed=0, width=4)
+    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    sizes = []
+    for layer in network:
+        layer.register_forward_hook(lambda layer, x, y: sizes.append(tuple(y.shape[1:])))
+    network(torch.zeros(2, 3, 32, 32))
+    # Convolution, norm, ReLU; 3, 4, 6, 3 blocks, of which the first of each stage but the first halves the image.
+    stages = [(4, 32, 32)] * 6 + [(8, 16, 16)] * 4 + [(16, 8, 8)] * 6 + [(32, 4, 4)] * 3
+    assert sizes == [*stages, (32, 1, 1), (32,), (7,)]
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            bound = math.sqrt(6 / (layer.in_channels * layer.kernel_size[0] ** 2))
+        elif isinstance(layer, nn.Linear):
+            bound = math.sqrt(6 / (32 + 7))
+            assert (layer.bias == 0).all()
+        else:
+            continue
+        assert 0.8 * bound < layer.weight.abs().max() <= bound
+    same, other = resnet34(7, seed=0, width=4), resnet34(7, seed=1, width=4)
+    for mine, again, another in zip(network.parameters(), same.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, again)
+        assert not torch.equal(mine, another) or mine.dim() == 1  # norms begin at 1 and 0, the bias at 0
+
+
+def convolve_by_hand(x, kernel, stride, padding):
+    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    size = (x.shape[2] - kernel.shape[2]) // stride + 1
+    out = np.zeros((len(x), len(kernel), size, size))
+    for row in range(size):
+        for column in range(size):
+            window = x[:, :, row * stride :, column * stride :][:, :, : kernel.shape[2], : kernel.shape[3]]
+            out[:, :, row, column] = np.tensordot(window, kernel, axes=((1, 2, 3), (1, 2, 3)))
+    return out
+
+
+def normalise(x, state, name):
+    mean, variance, weight, bias = (
+        state[f"{name}.{key}"][:, None, None] for key in ("running_mean", "running_var", "weight", "bias")
+    )
+    return (x - mean) / np.sqrt(variance + 1e-5) * weight + bias
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "stride"), [(3, 3, 1), (3, 5, 1), (3, 6, 2)])
+def test_a_block_is_its_formula(inputs, outputs, stride):
+    """ReLU(N2 C2 ReLU(N1 C1 x) + shortcut), every norm with statistics of its own."""
+    generator = torch.Generator().manual_seed(0)
+    block = Block(inputs, outputs, stride).eval()
+    for tensor in block.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.1)
+    for layer in (block.conv1, block.conv2):
+        layer.weight.data -= 0.6  # so that each ReLU cuts something
+    x = torch.randn(2, inputs, 8, 8, generator=generator)
+    state = {name: value.double().numpy() for name, value in block.state_dict().items()}
+    image = x.double().numpy()
+    hidden = normalise(convolve_by_hand(image, state["conv1.weight"], stride, 1), state, "norm1")
+    assert (hidden < 0).any()
+    changed = normalise(convolve_by_hand(np.maximum(hidden, 0), state["conv2.weight"], 1, 1), state, "norm2")
+    shortcut = image
+    if inputs != outputs or stride != 1:
+        shortcut = normalise(convolve_by_hand(image, state["shortcut.0.weight"], stride, 0), state, "shortcut.1")
+    assert (changed + shortcut < 0).any()
+    with torch.no_grad():
+        seen = block(x).double().numpy()
+    np.testing.assert_allclose(seen, np.maximum(changed + shortcut, 0), rtol=1e-4, atol=1e-4)  # float32, sums of 54
