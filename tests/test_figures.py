@@ -46,7 +46,7 @@ def test_reproduce_writes_a_png(tmp_path):
     folder = tmp_path / "new" / "figures"
     done = CliRunner().invoke(cli.app, ["reproduce", "figure1", "--out", str(folder)])
     assert done.exit_code == 0, done.output
-    assert done.stdout == f"Written to {folder / 'figure1.png'}\n"
+    assert done.stdout == f"Written to {folder}: figure1.png\n"
     assert [path.name for path in folder.iterdir()] == ["figure1.png"]
     assert (folder / "figure1.png").read_bytes().startswith(b"\x89PNG")
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bitempered.experiments import fused, networks
-from bitempered.experiments.resnet34 import Block, resnet34
+from bitempered.experiments.networks import Block, resnet34
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
 

@@ -517,7 +517,7 @@ def test_a_protocol_without_a_gpu_gets_one_line(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     done = CliRunner().invoke(cli.app, ["reproduce", "protocol-a", "--out", str(tmp_path / "out")])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert done.stderr == "bitempered: protocol-a needs a GPU, and torch finds no CUDA device\n"
     assert not (tmp_path / "out").exists()
 

@@ -4,11 +4,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
+
+from bitempered.experiments import recipes
 
 NEEDS = 'this command needs the experiments extra: pip install "bitempered[experiments]"'
 
@@ -97,13 +98,13 @@ def compare(
 
         from bitempered.experiments import cells, report
         from bitempered.experiments.losses import Loss
-        from bitempered.experiments.recipes import compare as recipes
+        from bitempered.experiments.recipes import compare as setup
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
     try:
         parsed = tuple(Loss.parse(loss.strip()) for loss in losses.split(","))
-        recipe = recipes.comparison(
+        recipe = setup.comparison(
             dataset, parsed, numbers("noise", noise), seeds, epochs,
             None if rates is None else numbers("rates", rates), noise_model, label_column, network,
         )  # fmt: skip
@@ -113,34 +114,22 @@ def compare(
     out = out or Path("results/compare" if dataset == "digits" else f"results/compare-{Path(dataset).stem}")
 
     with clear_errors(out):
-        with progress_bar() as show:
-            rows = cells.run(recipe, out, show, device=device, data_dir=data_dir)
-        report.write(out, recipes.pages(recipe, rows))
+        with progress_bar() as progress:
+            rows = cells.run(recipe, out, progress, device=device, data_dir=data_dir)
+        report.write(out, setup.pages(recipe, rows))
 
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        Console().print(recipes.table(recipe, rows))
+        Console().print(setup.table(recipe, rows))
         print(f"Written to {out}: compare.md, compare.csv, compare.png and compare.jsonl (delete it to train again)")
-
-
-TABLE_OPTIONS = {"quick", "resume", "seeds", "data_dir", "device"}
-OPTIONS = {  # of `reproduce`, apart from --out
-    "figure1": set(),
-    "figure2": {"quick", "seeds"},
-    "figure3": TABLE_OPTIONS | {"dataset", "network"},
-    "table1": TABLE_OPTIONS | {"dataset", "network"},
-    "table2": TABLE_OPTIONS | {"network"},
-    "protocol-a": {"resume", "seeds", "data_dir"},
-    "protocol-b": {"resume", "seeds", "data_dir"},
-}
 
 
 @app.command()
 def reproduce(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(help="figure1, figure2, figure3, table1, table2, protocol-a or protocol-b.")],
-    dataset: Annotated[str, typer.Option(help="For table1 and figure3: mnist or cifar100.")] = "mnist",
+    what: Annotated[str, typer.Argument(help=f"{', '.join(recipes.REPRODUCED)}.")],
+    dataset: Annotated[str | None, typer.Option(help="For table1 and figure3: mnist or cifar100.")] = None,
     network: Annotated[
         str | None,
         typer.Option(
@@ -176,49 +165,33 @@ def reproduce(
     protocol-a, protocol-b: losses on CIFAR-100 with symmetric noise or human labels, as papers on noisy labels compare
     them; needs a GPU, an hour of an H200 or less.
     """
-    try:
-        from bitempered.experiments import report
-        from bitempered.experiments.files import write_rows
-        from bitempered.experiments.recipes import figure1, figure2
-    except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS}", 1)
-
-    if what not in OPTIONS:
-        fail(f"unknown figure or table {what!r}; choose from: {', '.join(OPTIONS)}", 2)
+    if what not in recipes.REPRODUCED:
+        fail(f"unknown figure or table {what!r}; choose from: {', '.join(recipes.REPRODUCED)}", 2)
+    takes = recipes.REPRODUCED[what]
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    if useless := given - OPTIONS[what] - {"what", "out"}:
-        fail(f"{what} has no {in_words(useless)}; it takes: {in_words(OPTIONS[what] | {'out'})}", 2)
+    if useless := given - takes - {"what", "out"}:
+        fail(f"{what} has no {in_words(useless)}; it takes: {in_words(takes | {'out'})}", 2)
     if seeds is not None and seeds < 1:
         fail(f"seeds must be at least 1, got {seeds}", 2)
-    if what in ("figure3", "table1"):
-        reproduce_table1(dataset, network, quick, resume, seeds, data_dir, device, out)
-        return
-    if what == "table2":
-        reproduce_table2(network or "resnet18", quick, resume, seeds, data_dir, device, out)
-        return
-    if what.startswith("protocol"):
-        reproduce_protocol(what, resume, seeds or 1, data_dir, out)
-        return
-    out = out or Path(f"results/{what}{'-quick' if quick else ''}")
-    path = out / f"{what}.png"
-    with clear_errors(out, "nothing was written"):
-        out.mkdir(parents=True, exist_ok=True)  # before the work, so that a folder that cannot be made is found at once
-        if what == "figure2":
-            recipe = figure2.Recipe()
-            if quick or seeds:
-                recipe = replace(recipe, seeds=seeds or 1)
-            with progress_bar() as show:
-                rows, panels = figure2.run(recipe, show)
-            pages = {
-                "figure2.md": figure2.markdown(recipe, rows).encode(),
-                "figure2.png": report.png(figure2.draw(recipe, rows, panels)),
-            }
-            write_rows(out / "figure2.jsonl", rows)
-        else:
-            pages = {"figure1.png": report.png(figure1.figure1())}
-        report.write(out, pages)
-    print(f"Written to {path}")
+    try:
+        from rich.console import Console
+
+        options = recipes.Options(choose_device(device), dataset, network, quick, seeds, data_dir)
+        plan = recipes.plan(what, options)
+    except ModuleNotFoundError as missing:
+        fail(f"{missing}; {NEEDS}", 1)
+    except ValueError as error:
+        fail(str(error), 2)
+    out = out or Path("results") / plan.name
+    if "resume" in takes:
+        check_stopped(out, resume)
+    goes_on = "the same command with --resume goes on with what is there"
+    with clear_errors(out, goes_on if "resume" in takes else "nothing was written"), progress_bar() as progress:
+        table = plan.make(out, progress)
+    if table is not None:
+        Console().print(table)
+    print(f"Written to {out}: {plan.files}")
 
 
 @app.command()
@@ -239,7 +212,6 @@ def report(
     Without an argument, all of every folder in results. Figure 2's picture is not in its rows: reproduce it.
     """
     try:
-        from bitempered.experiments import recipes
         from bitempered.experiments import report as reports
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
@@ -247,7 +219,7 @@ def report(
     root = Path("results")
     chosen = recipes.folders(root) if what is None else recipes.choose(what, root)
     if not chosen:
-        kinds = ", ".join(recipes.KINDS)
+        kinds = ", ".join(recipes.ROWS)
         fail(f"no rows of {what or 'any figure or table'} here; choose a folder that has some, or from: {kinds}", 2)
     for folder in chosen:
         target = folder if out is None else out / folder.name
@@ -297,69 +269,6 @@ def bench(
         fail(f"these failed: {'; '.join(failed)}", 1)
 
 
-def reproduce_table1(
-    dataset: str, network: str | None, quick: bool, resume: bool, seeds: int | None, data_dir: Path | None,
-    device: str | None, out: Path | None,
-) -> None:  # fmt: skip
-    from rich.console import Console
-
-    from bitempered.experiments.recipes import table1
-
-    try:
-        name, recipe = table1.choose(dataset, network)
-    except ValueError as error:
-        fail(str(error), 2)
-    device = choose_device(device)
-    recipe = table1.quick(recipe) if quick else recipe
-    if seeds is not None:
-        recipe = replace(recipe, seeds=tuple(range(seeds)), more_seeds={})
-    out = out or Path(f"results/table1-{name}{'-quick' if quick else ''}")
-    check_stopped(out, resume)
-    with clear_errors(out, "the same command with --resume goes on with what is there"), progress_bar() as show:
-        rows, _ = table1.reproduce(recipe, out, show, device=device, data_dir=data_dir)
-    Console().print(table1.table(recipe, rows))
-    print(
-        f"Written to {out}: table1.md, table1.csv, figure3.png, curves.jsonl, table1.jsonl (delete it to train again)"
-    )
-
-
-def reproduce_table2(
-    network: str, quick: bool, resume: bool, seeds: int | None, data_dir: Path | None, device: str | None,
-    out: Path | None,
-) -> None:  # fmt: skip
-    from rich.console import Console
-
-    from bitempered.experiments.recipes import table2
-
-    if network not in table2.RECIPES:
-        fail(f"table 2 has no network {network!r}; choose from: {', '.join(table2.RECIPES)}", 2)
-    device = choose_device(device)
-    recipe = table2.quick(table2.RECIPES[network], device) if quick else table2.RECIPES[network]
-    if seeds is not None:
-        recipe = replace(recipe, seeds=tuple(range(seeds)))
-    out = out or Path(f"results/table2-{network}{'-quick' if quick else ''}")
-    check_stopped(out, resume)
-    with clear_errors(out, "the same command with --resume goes on with what is there"), progress_bar() as show:
-        try:
-            rows, speed = table2.reproduce(recipe, out, show, device=device, data_dir=data_dir)
-        except ImportError as error:
-            fail(str(error), 1)
-    Console().print(table2.table(recipe, rows, speed))
-    print(f"Written to {out}: table2.md, table2.jsonl, curves.jsonl, speed.jsonl (delete it to time again)")
-
-
-def reproduce_protocol(what: str, resume: bool, seeds: int, data_dir: Path | None, out: Path | None) -> None:
-    from bitempered.experiments.recipes import protocols
-
-    if choose_device(None) != "cuda":
-        fail(f"{what} needs a GPU, and torch finds no CUDA device", 1)
-    out = out or Path(f"results/{what}")
-    check_stopped(out, resume)
-    with clear_errors(out, "the same command with --resume goes on with what is there"), progress_bar() as show:
-        protocols.reproduce(what[-1], seeds, out, show, device="cuda", data_dir=data_dir)
-    print(f"Written to {out}: {what}.md, {what}.jsonl, curves.jsonl")
-
-
 def numbers(option: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(number) for number in text.split(","))
@@ -367,7 +276,7 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
         raise ValueError(f"--{option} must be numbers separated by commas, such as 0,0.2,0.4; got {text!r}") from None
 
 
-def in_words(options: set[str]) -> str:
+def in_words(options: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(options))
 
 
@@ -404,6 +313,8 @@ def clear_errors(out: Path, stopped: str = "the same command goes on with what i
         fail(f"stopped; {stopped} ({out})", 130)
     except OSError as error:
         fail(f"cannot use the folder {out}: {error}", 1)
+    except ImportError as error:
+        fail(str(error), 1)
     except (BadRows, DataError, BadCheckpoint) as error:
         fail(str(error), 1)
     finally:

@@ -10,7 +10,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BadRows", "append_rows", "lock", "read_rows", "write_atomically", "write_rows"]
+__all__ = ["BadRows", "Row", "append_rows", "lock", "read_rows", "write_atomically", "write_rows"]
+
+Row = dict[str, Any]  # one result, with all that it depends on
 
 
 class BadRows(Exception):
@@ -64,12 +66,12 @@ def lock(folder: Path, name: str, *, wait: bool) -> Iterator[bool]:
             path.unlink(missing_ok=True)
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: list[Row]) -> None:
     """Write rows as JSON lines."""
     write_atomically(path, encode(rows))
 
 
-def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def append_rows(path: Path, rows: list[Row]) -> None:
     """Add rows to a file of them, all or none; other processes may do so at the same time."""
     with open_locked(path) as file:
         assert file is not None
@@ -87,7 +89,7 @@ def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
             raise
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[Row]:
     """Read rows that `write_rows` or `append_rows` wrote; none if there is no such file yet."""
     if not path.exists():
         return []
@@ -109,11 +111,11 @@ def without_torn(content: bytes) -> bytes:
     return content[:start] if last.startswith(b"{") and decode(last) is None else content
 
 
-def encode(rows: list[dict[str, Any]]) -> bytes:
+def encode(rows: list[Row]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def decode(line: bytes) -> dict[str, Any] | None:
+def decode(line: bytes) -> Row | None:
     """Return the row in a line, none if it holds something else."""
     try:
         row = json.loads(line)

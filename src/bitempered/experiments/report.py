@@ -8,16 +8,14 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from bitempered.experiments.files import write_atomically
+from bitempered.experiments.files import Row, write_atomically
 
 __all__ = ["Pages", "grid", "made_by", "newest", "png", "rich_table", "spread", "table_csv", "write"]
 
-Row = dict[str, Any]
 Pages = dict[str, bytes]  # contents by the name of the file
 
 

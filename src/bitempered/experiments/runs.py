@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from bitempered import __version__
 from bitempered.experiments.checkpoints import Checkpoint
-from bitempered.experiments.files import append_rows, lock, read_rows
+from bitempered.experiments.files import Row, append_rows, lock, read_rows
 
 __all__ = ["RESULTS", "Job", "Progress", "Row", "commit", "find", "identity", "make", "provenance", "today"]
 
@@ -26,7 +25,6 @@ __all__ = ["RESULTS", "Job", "Progress", "Row", "commit", "find", "identity", "m
 RESULTS = 1
 ARCHIVED = "$Format:%H$"  # `git archive` writes the commit here, see .gitattributes
 
-Row = dict[str, Any]
 Progress = Callable[[int, int, str], None]  # work done, work in all, what is running
 
 
@@ -117,7 +115,7 @@ def warn_of_others(folder: Path, name: str, ours: set[Path]) -> None:
         )
 
 
-def provenance(device: str = "cpu") -> dict[str, Any]:
+def provenance(device: str = "cpu") -> Row:
     """Say which code makes a row, on what. On a CPU each number of threads adds in an order of its own."""
     gpu = device.startswith("cuda")
     return {

@@ -23,7 +23,7 @@ from bitempered.experiments.data import divide, fingerprint, load_human_labels
 from bitempered.experiments.datasets import read_parts
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.resnet34 import resnet34
+from bitempered.experiments.networks import resnet34
 from bitempered.experiments.runs import Job, Progress, Row, find, identity, make
 from bitempered.schedules import anneal
 

@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +16,14 @@ from torch.nn.functional import cross_entropy
 
 from bitempered import noise
 from bitempered.experiments.data import Ring, ring
-from bitempered.experiments.files import read_rows
+from bitempered.experiments.files import Row, read_rows, write_rows
 from bitempered.experiments.networks import Illustration
-from bitempered.experiments.report import Pages, grid, made_by
+from bitempered.experiments.recipes import Options, Plan
+from bitempered.experiments.report import Pages, grid, made_by, png, write
 from bitempered.experiments.runs import Progress, provenance, today
 from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 
-__all__ = ["COLUMNS", "Column", "Illustrated", "Recipe", "draw", "markdown", "render", "run"]
+__all__ = ["COLUMNS", "Column", "Illustrated", "Recipe", "draw", "markdown", "plan", "render", "run"]
 
 LOSSES = ("logistic", "bi-tempered")
 EDGE = 1.5  # of the square that is judged and drawn: the ring's outer radius
@@ -86,9 +86,24 @@ class Illustrated:
 Panels = dict[tuple[str, str], Illustrated]  # by loss and noise
 
 
-def run(recipe: Recipe, progress: Progress) -> tuple[list[dict[str, Any]], Panels]:
+def plan(what: str, options: Options) -> Plan:
+    recipe = Recipe()
+    if options.quick or options.seeds:
+        recipe = replace(recipe, seeds=options.seeds or 1)
+
+    def make(folder: Path, progress: Progress) -> None:
+        folder.mkdir(parents=True, exist_ok=True)  # before the work, so that a bad folder is found at once
+        rows, panels = run(recipe, progress)
+        pages = {"figure2.md": markdown(recipe, rows).encode(), "figure2.png": png(draw(recipe, rows, panels))}
+        write_rows(folder / "figure2.jsonl", rows)
+        write(folder, pages)
+
+    return Plan(f"figure2{'-quick' if options.quick else ''}", make, "figure2.png, figure2.md, figure2.jsonl")
+
+
+def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
     """Train every panel; return a row per panel and seed, and what to draw."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     panels: Panels = {}
     threads = torch.get_num_threads()
     # One thread adds in one order: the same numbers on any number of cores.
@@ -179,7 +194,7 @@ def accuracy(probability: np.ndarray) -> float:
     return float(((probability > 0.5) == inside).mean())
 
 
-def medians(rows: list[dict[str, Any]], column: Column) -> list[float]:
+def medians(rows: list[Row], column: Column) -> list[float]:
     """Return the median accuracy over the seeds of each loss, in per cent."""
     return [
         100 * median(row["accuracy"] for row in rows if (row["noise"], row["loss"]) == (column.noise, loss))
@@ -199,7 +214,7 @@ def describe(column: Column) -> str:
     return f"{column.rate:.0%} of all labels, among the {side} {column.pool:.0%}"
 
 
-def markdown(recipe: Recipe, rows: list[dict[str, Any]]) -> str:
+def markdown(recipe: Recipe, rows: list[Row]) -> str:
     """Return the accuracies as a Markdown page."""
     head = ["panel", "wrong labels", "(t1, t2)", "logistic", "bi-tempered", "difference"]
     lines = []
@@ -230,7 +245,7 @@ def render(path: Path) -> Pages:
     return {"figure2.md": markdown(recipe, rows).encode()}
 
 
-def draw(recipe: Recipe, rows: list[dict[str, Any]], panels: Panels) -> Figure:
+def draw(recipe: Recipe, rows: list[Row], panels: Panels) -> Figure:
     """Draw the paper's figure 2: losses by rows, kinds of noise by columns, the boundary as a white stripe."""
     # The figure object itself, not pyplot: it needs no display and keeps no global state.
     figure = Figure(figsize=(14, 7.6), dpi=150, layout="constrained")

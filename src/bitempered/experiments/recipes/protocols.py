@@ -15,11 +15,12 @@ from pathlib import Path
 
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
+from bitempered.experiments.recipes import Options, Plan
 from bitempered.experiments.report import Pages, grid, newest, spread, write
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.streams import Images, Protocol, Setting, run
 
-__all__ = ["PROTOCOLS", "SETTINGS", "markdown", "render", "reproduce"]
+__all__ = ["PROTOCOLS", "SETTINGS", "markdown", "plan", "render"]
 
 VARYING = ("noise", "loss", "numbers", "schedule", "rescale", "seed", "held_out")  # among the runs of a protocol
 PROTOCOLS = {
@@ -68,20 +69,24 @@ PRINTED: dict[str, dict[str, dict[float, str]]] = {
 }  # fmt: skip
 
 
-def reproduce(
-    name: str, seeds: int, folder: Path, progress: Progress, *, device: str, data_dir: Path | None
-) -> list[Row]:
-    """Train the settings of a protocol, those on all images with so many seeds, and write its page; return the rows."""
+def plan(what: str, options: Options) -> Plan:
+    if options.device != "cuda":
+        raise ValueError(f"{what} needs a GPU, and torch finds no CUDA device")
+    name = what.removeprefix("protocol-")
     protocol = PROTOCOLS[name]
-    images = Images.read(data_dir, human=protocol.noise_model == "human")
+    # Settings that hold images out keep their seed.
     settings = dict.fromkeys(
         setting if setting.held_out else replace(setting, seed=seed)
-        for seed in range(seeds)
+        for seed in range(options.seeds or 1)
         for setting in SETTINGS[name]
     )
-    rows = run(protocol, tuple(settings), images, folder, progress, device=device)
-    write(folder, render(folder / f"protocol-{name}.jsonl"))
-    return rows
+
+    def make(folder: Path, progress: Progress) -> None:
+        images = Images.read(options.data_dir, human=protocol.noise_model == "human")
+        run(protocol, tuple(settings), images, folder, progress, device=options.device)
+        write(folder, render(folder / f"{what}.jsonl"))
+
+    return Plan(what, make, f"{what}.md, {what}.jsonl, curves.jsonl")
 
 
 def render(path: Path) -> Pages:

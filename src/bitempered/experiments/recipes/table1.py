@@ -18,12 +18,13 @@ from bitempered.experiments.cells import Cell, Comparison, run
 from bitempered.experiments.datasets import DATASETS
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
+from bitempered.experiments.recipes import Options, Plan
 from bitempered.experiments.recipes.compare import FIXED, VARYING, training_of
 from bitempered.experiments.report import Pages, grid, made_by, newest, png, rich_table, spread, table_csv, write
 from bitempered.experiments.runs import Progress, Row, find, identity
 from bitempered.experiments.train import Training
 
-__all__ = ["RECIPES", "Table1", "choose", "draw_figure3", "markdown", "render", "reproduce", "table"]
+__all__ = ["RECIPES", "Table1", "choose", "draw_figure3", "markdown", "plan", "render", "reproduce", "table"]
 
 Settings = tuple[tuple[Loss, float], ...]  # losses with their learning rates
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -133,6 +134,21 @@ def quick(recipe: Table1) -> Table1:
         recipe, training=training, search=replace(training, epochs=1), searched=middle, levels=(0.0, 0.4), seeds=(0,),
         more_seeds={}, extra_cells=(), rows=recipe.quick_rows,
     )  # fmt: skip
+
+
+def plan(what: str, options: Options) -> Plan:
+    name, recipe = choose(options.dataset or "mnist", options.network)
+    if options.quick:
+        recipe = quick(recipe)
+    if options.seeds is not None:
+        recipe = replace(recipe, seeds=tuple(range(options.seeds)), more_seeds={})
+
+    def make(folder: Path, progress: Progress) -> Table:
+        rows, _ = reproduce(recipe, folder, progress, device=options.device, data_dir=options.data_dir)
+        return table(recipe, rows)
+
+    files = "table1.md, table1.csv, figure3.png, curves.jsonl, table1.jsonl (delete it to train again)"
+    return Plan(f"table1-{name}{'-quick' if options.quick else ''}", make, files)
 
 
 def reproduce(

@@ -20,10 +20,11 @@ from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.files import append_rows, lock, read_rows
 from bitempered.experiments.imagenet import Learner, Run, Training, read_folder
 from bitempered.experiments.losses import Loss
+from bitempered.experiments.recipes import Options, Plan
 from bitempered.experiments.report import Pages, grid, made_by, newest, rich_table, spread, write
 from bitempered.experiments.runs import Job, Progress, Row, find, make, provenance, today
 
-__all__ = ["RECIPES", "Table2", "markdown", "quick", "render", "reproduce", "table"]
+__all__ = ["RECIPES", "Table2", "markdown", "plan", "quick", "render", "reproduce", "table"]
 
 CLASSES = 1000  # of ImageNet
 VARYING = ("loss", "numbers", "seed")  # among the runs of a table
@@ -65,6 +66,22 @@ def quick(recipe: Table2, device: str) -> Table2:
     training = replace(recipe.training, epochs=2, batch_size=64, micro_batch=16, rate=0.025, size=64, warmup=0)
     small = replace(recipe, training=training, images=2_000, seeds=(0,))
     return small if device == "cuda" else replace(small, timed=(16, 64), turns=5)
+
+
+def plan(what: str, options: Options) -> Plan:
+    network = options.network or "resnet18"
+    if network not in RECIPES:
+        raise ValueError(f"table 2 has no network {network!r}; choose from: {', '.join(RECIPES)}")
+    recipe = quick(RECIPES[network], options.device) if options.quick else RECIPES[network]
+    if options.seeds is not None:
+        recipe = replace(recipe, seeds=tuple(range(options.seeds)))
+
+    def make(folder: Path, progress: Progress) -> Table:
+        rows, speed = reproduce(recipe, folder, progress, device=options.device, data_dir=options.data_dir)
+        return table(recipe, rows, speed)
+
+    files = "table2.md, table2.jsonl, curves.jsonl, speed.jsonl (delete it to time again)"
+    return Plan(f"table2-{network}{'-quick' if options.quick else ''}", make, files)
 
 
 def reproduce(
