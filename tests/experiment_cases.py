@@ -7,6 +7,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from bitempered import cli
+from bitempered.experiments import recipes
 from bitempered.experiments.datasets import DATASETS, default_training
 from bitempered.experiments.recipes.compare import comparison
 
@@ -31,6 +32,14 @@ def without(rows, *names):
 
 def results(rows):
     return without(rows, "fleet", "fleet_seconds")
+
+
+def assert_rendered(folder, *names):
+    """The files are what the rows beside them give."""
+    pages = recipes.render(folder)
+    assert set(names) == set(pages)
+    for name in names:
+        assert (folder / name).read_bytes() == pages[name], name
 
 
 def change_dataset(monkeypatch, name, **values):

@@ -11,17 +11,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from experiment_cases import TINY, TINY_OPTIONS, invoke, silent
+from experiment_cases import TINY, TINY_OPTIONS, assert_rendered, invoke, silent
 
 from bitempered import cli
 from bitempered.experiments import cells, files
 from bitempered.experiments.data import Dataset, Split
-from bitempered.experiments.datasets import load
+from bitempered.experiments.datasets import DATASETS, Entry, load
 from bitempered.experiments.losses import Loss
+from bitempered.experiments.networks import NETWORKS, Architecture, Network
 from bitempered.experiments.recipes import compare
 from bitempered.experiments.recipes.compare import comparison
 from bitempered.experiments.report import png
 from bitempered.experiments.sources import DataError
+from bitempered.experiments.train import Training
 
 
 def levels(recipe, *kept):
@@ -197,6 +199,31 @@ def test_any_table_with_a_label_column(tmp_path):
     assert min(row["test_chosen"] for row in rows) > 0.9  # the classes are ten standard deviations apart
 
 
+def test_a_new_data_set_and_a_new_network_are_an_entry_each(tmp_path, monkeypatch):
+    def read(paths):
+        x = np.random.default_rng(0).normal(size=(90, 2)).astype(np.float32)
+        labels = np.arange(90) % 3
+        x[:, 0] += 5 * labels
+        return (x[:60], labels[:60]), (x[60:], labels[60:])
+
+    def linear(shape, classes, width):
+        return Network(
+            lambda generator: {"w": 0.1 * torch.randn(*shape, classes, generator=generator)},
+            lambda weights, x, drop: x.expand(len(weights["w"]), -1, -1) @ weights["w"],
+        )
+
+    monkeypatch.setitem(NETWORKS, "linear", Architecture(linear, flat=True))
+    monkeypatch.setitem(
+        DATASETS, "blobs", Entry(None, read, 3, Training("linear", "sgd", epochs=2), validation_rows=30)
+    )
+    options = ["--noise", "0.2", "--seeds", "1", "--out", tmp_path]
+    assert invoke("compare", "--dataset", "blobs", *options).exit_code == 0
+    done = invoke("compare", "--dataset", "digits", "--network", "linear", "--epochs", "1", *options)
+    assert done.exit_code == 0, done.output
+    rows = files.read_rows(tmp_path / "compare.jsonl")
+    assert [(row["dataset"], row["network"]) for row in rows] == [("blobs", "linear")] * 2 + [("digits", "linear")] * 2
+
+
 # Reports
 
 
@@ -259,6 +286,7 @@ def test_compare_end_to_end(tmp_path):
     assert sorted(path.name for path in out.iterdir()) == made
     assert len((out / "compare.csv").read_text().splitlines()) == 1 + len(rows)
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert_rendered(out, "compare.csv", "compare.md", "compare.png")
 
     again = invoke(*TINY_OPTIONS, "--out", out)
     assert again.exit_code == 0, again.output

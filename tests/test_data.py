@@ -195,7 +195,7 @@ def test_files_are_downloaded_once(server):
 
 def test_a_wrong_checksum_gets_one_line_and_leaves_no_file(server, tmp_path):
     (server / "train-images-idx3-ubyte.gz").write_bytes(b"something else")
-    with pytest.raises(DataError, match="has not the published checksum") as error:
+    with pytest.raises(DataError, match="does not have the published checksum") as error:
         datasets.load("mnist", 0)
     assert one_line(error)
     assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))

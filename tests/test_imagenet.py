@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from experiment_cases import make_images, silent, without
+from experiment_cases import assert_rendered, make_images, silent, without
 from torch import nn
 from typer.testing import CliRunner
 
@@ -236,6 +236,7 @@ def test_table2_end_to_end(folder, tmp_path, monkeypatch):
     assert "| 76.332 ± 0.105 | 76.748 ± 0.164 |" in page
     assert f"| {speed['steps_per_second'][0]:.4g} | {speed['steps_per_second'][1]:.4g} |" in page
     assert f"{speed['added']:.2%} (" in page
+    assert_rendered(out, "table2.md")
 
     monkeypatch.setattr(Run, "epoch", None)  # nothing is trained again
     monkeypatch.setattr(table2, "measure_speed", None)  # nor timed

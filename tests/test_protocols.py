@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from experiment_cases import without
+from experiment_cases import assert_rendered, without
 from PIL import Image
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -543,6 +543,7 @@ def test_a_protocol_from_the_command_line(small, tmp_path, monkeypatch):
     assert [(row["seed"], row["loss"]) for row in rows] == [(0, "logistic"), (0, "bi-tempered"), (1, "logistic")]
     assert [now[:2] for now in told] == [(epoch, 3) for epoch in range(1, 4)]  # three runs at once
     assert "| 25% | logistic |" in (out / "protocol-a.md").read_text()
+    assert_rendered(out, "protocol-a.md")
 
     (out / "protocol-a-0.checkpoint").touch()
     refused = CliRunner().invoke(cli.app, command)

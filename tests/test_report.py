@@ -90,6 +90,7 @@ def test_a_part_of_a_comparison_is_shown_with_dashes(tmp_path):
     write_rows(tmp_path / "compare.jsonl", rows[:3])
     page = recipes.render(tmp_path)["compare.md"].decode()
     assert " | – |" in page
+    assert "Not finished: 3 of 4 runs." in page
 
 
 @pytest.mark.parametrize("what", ["nothing", "results/notes", None])

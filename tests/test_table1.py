@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from experiment_cases import assert_rendered
 from typer.testing import CliRunner
 
 from bitempered import cli
@@ -123,6 +124,7 @@ def test_table1_from_the_command_line(mnist, small, tmp_path):
     assert "\nclasses. No setting was searched:\n" in page
     assert "| logistic, paper | 99.40 | 97.64 |" in page
     assert "| bi-tempered (0.5, 4), paper | 99.24 | 98.56 |" in page
+    assert_rendered(out, "table1.csv", "table1.md", "figure3.png")
 
     again = CliRunner().invoke(cli.app, command)
     assert again.exit_code == 0

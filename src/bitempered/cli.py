@@ -43,7 +43,7 @@ def bitempered(
     """The robust bi-tempered logistic loss: experiments from the command line."""
 
 
-DATA_DIR = typer.Option(help="Folder with the data set's files; without it they are downloaded, but for ImageNet.")
+DATA_DIR = typer.Option(help="Folder with the data set's files; without it they are downloaded, except ImageNet.")
 DEVICE = typer.Option(help="Where to train: cpu or cuda. Without it, cuda if there is one.")
 
 
@@ -82,16 +82,16 @@ def compare(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for rows, table and figure; without it results/compare, of data other than digits "
-            "with their name behind it."
+            help="Folder for rows, table and figure; without it results/compare for digits, results/compare-NAME for "
+            "other data."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of the table.")] = False,
 ) -> None:
-    """Train losses on noisy labels, the logistic and the bi-tempered one unless told otherwise, and compare them.
+    """Train losses on noisy labels, by default the logistic and the bi-tempered one, and compare them.
 
     Writes compare.jsonl (one row per run), curves.jsonl (one per epoch), compare.md, compare.csv and compare.png. The
-    same command again goes on where it was stopped and reuses the runs of the same code that are in compare.jsonl.
+    same command again goes on where it was stopped, and does not repeat runs that are in compare.jsonl.
     """
     try:
         from rich.console import Console
@@ -299,7 +299,7 @@ def choose_device(device: str | None) -> str:
 
 @contextmanager
 def clear_errors(out: Path, stopped: str = "the same command goes on with what is there") -> Iterator[None]:
-    """Turn what can go wrong with a folder of results into one line each; `stopped` is for Ctrl-C."""
+    """Print one line for whatever goes wrong with a folder of results; `stopped` is what to say after Ctrl-C."""
     from bitempered.experiments.checkpoints import BadCheckpoint
     from bitempered.experiments.files import BadRows
     from bitempered.experiments.sources import DataError
@@ -324,7 +324,7 @@ def clear_errors(out: Path, stopped: str = "the same command goes on with what i
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on the terminal, none where there is no terminal: call it with work done, work in all, what is running."""
+    """A progress bar, if there is a terminal: call it with the work done, the total, and what is running."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

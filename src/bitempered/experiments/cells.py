@@ -25,7 +25,7 @@ NOISE = ("symmetric", "symmetric-all", "pair-flip", "human")
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of the table: a loss at a noise level, with its learning rate."""
+    """One entry of a table: a loss at a noise level, with its learning rate."""
 
     loss: Loss
     noise: float
@@ -47,7 +47,7 @@ class Comparison:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     noise_model: str = "symmetric"
     label_column: str = "label"
-    rows: int | None = None  # of each part that are used: the first so many
+    rows: int | None = None  # use only the first so many of each part
 
     def __post_init__(self) -> None:
         check(self.dataset)
@@ -66,7 +66,7 @@ class Comparison:
             raise ValueError(f"{self.dataset} has no human labels; choose from: {', '.join(labelled)}")
 
     def setting(self, cell: Cell, seed: int) -> Row:
-        """What a run depends on, in the words of its row."""
+        """Return what a run depends on, by the keys of its row."""
         return {
             "dataset": self.dataset, "noise_model": self.noise_model, "noise": cell.noise, "loss": cell.loss.name,
             "numbers": list(cell.loss.numbers), "learning_rate": cell.rate, "seed": seed, "rows": self.rows,
@@ -95,14 +95,14 @@ def run(
         split, members, runs = prepare(recipe, data, seed, data_dir)
         epochs = recipe.training.length(len(split.train[0]))
 
-        def show(done: int, epoch: int, text: str) -> None:
+        def tell(done: int, epoch: int, text: str) -> None:
             progress(done * epochs + epoch, len(recipe.seeds) * epochs, f"seed {seed}: {text}")
 
         def train_cells(places: list[int], checkpoints: list[Checkpoint], done: int) -> tuple[list[Row], list[Row]]:
             fleet = [members[place] for place in places]
-            return run_seed(recipe, split, fleet, seed, partial(show, done), device, checkpoints[0])
+            return run_seed(recipe, split, fleet, seed, partial(tell, done), device, checkpoints[0])
 
-        return Job(f"seed{seed}", runs, train_cells, lambda done: show(done, 0, "another process is training it"))
+        return Job(f"seed{seed}", runs, train_cells, lambda done: tell(done, 0, "another process is training it"))
 
     threads = torch.get_num_threads()
     if device == "cpu" and NETWORKS[recipe.training.network].flat:
@@ -118,13 +118,13 @@ def run(
 def prepare(
     recipe: Comparison, data: Dataset, seed: int, data_dir: Path | None
 ) -> tuple[Split, list[Member], list[Row]]:
-    """The split of one seed, what the run of each cell has of its own, and its identity."""
+    """Return the split of one seed, and for each cell the member of the fleet and its identity."""
     split, rows = data.split(seed), slice(recipe.rows)
     members, runs = [], []
     for cell in recipe.cells:
         train, validation = (labels[rows] for labels in corrupt(recipe, split, cell, seed, data_dir))
         members.append(Member(cell.loss, cell.rate, train, validation))
-        # What was read, the same for all rows of a data set, and the labels that this run sees.
+        # The hash of the data set, then that of the labels that this run sees.
         seen = f"{data.digest}-{fingerprint(train, validation)}"
         runs.append(identity(recipe.setting(cell, seed), seen))
     train_part, validation_part, test = ((x[rows], y[rows]) for x, y in (split.train, split.validation, split.test))
@@ -136,14 +136,14 @@ def run_seed(
     split: Split,
     members: list[Member],
     seed: int,
-    show: Callable[[int, str], None],
+    tell: Callable[[int, str], None],
     device: str,
     checkpoint: Checkpoint,
 ) -> tuple[list[Row], list[Row]]:
-    """Train the members together, from their settings alone; return their results and their curves."""
+    """Train the members together; return their results and their curves."""
 
     def on_epoch(epoch: int, metrics: Row) -> None:
-        show(epoch, f"noisy validation {sum(metrics['validation']) / len(members):.1%}")
+        tell(epoch, f"noisy validation {sum(metrics['validation']) / len(members):.1%}")
 
     metrics = train(recipe.training, members, split, seed=seed, device=device, on_epoch=on_epoch, checkpoint=checkpoint)
     last, results, curves = metrics[-1], [], []
@@ -165,7 +165,7 @@ def run_seed(
 def corrupt(
     recipe: Comparison, split: Split, cell: Cell, seed: int, data_dir: Path | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The labels for training and validation."""
+    """Return the labels for training and validation."""
     rng, labels = np.random.default_rng(seed), (split.train[1], split.validation[1])
     if recipe.noise_model == "human":
         return human_labels(split, data_dir)
@@ -181,7 +181,7 @@ def corrupt(
 
 
 def human_labels(split: Split, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
-    """The labels that people gave to the images of a split."""
+    """Return the labels that people gave to the images of a split."""
     assert split.rows is not None
     clean = np.empty(sum(map(len, split.rows)), dtype=np.int64)
     for rows, (_, labels) in zip(split.rows, (split.train, split.validation), strict=True):

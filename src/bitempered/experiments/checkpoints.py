@@ -28,7 +28,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: Path, name: str, runs: list[dict[str, Any]]) -> "Checkpoint":
-        """The checkpoint of these runs: its name holds a hash of their identity, so that others do not overwrite it."""
+        """Return the checkpoint of these runs; a hash of their identity in its name keeps it from other runs."""
         identity = json.dumps(runs)
         key = hashlib.sha256(identity.encode()).hexdigest()[:12]
         return cls(folder / f"{name}-{key}.checkpoint", identity)
@@ -40,7 +40,7 @@ class Checkpoint:
         write_atomically(self.path, content.getvalue())
 
     def load(self, restore: Callable[[dict[str, Any]], None], device: torch.device) -> None:
-        """Pass what was saved to `restore`, if there is a file; whatever `restore` raises means that it is damaged."""
+        """Pass what was saved to `restore`, if there is a file; an exception from it means that the file is damaged."""
         if not self.path.exists():
             return
         content = io.BytesIO(self.path.read_bytes())

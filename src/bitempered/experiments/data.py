@@ -29,7 +29,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What was read: rows to train and to validate, and test rows, which are the same for every seed.
+    """What was read: rows to train and validate on, and test rows, which are the same for every seed.
 
     Nothing that is tuned on one seed's validation rows has then seen another seed's test rows.
     """
@@ -43,7 +43,7 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of all that was read."""
+        """A hash of everything that was read."""
         return fingerprint(*self.rest, *self.test)
 
     def split(self, seed: int) -> Split:

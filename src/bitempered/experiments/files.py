@@ -1,4 +1,4 @@
-"""Result files that are never half-written, by however many processes, whatever ends them."""
+"""Result files that are never half-written, even if several processes write them and some are killed."""
 
 import fcntl
 import json
@@ -34,9 +34,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def open_locked(path: Path, *, wait: bool = True) -> Iterator[FileIO | None]:
-    """Open a file, made if need be, that no other process holds; yield none where one does and we do not wait.
+    """Lock and open a file, creating it if necessary; yield None if another process holds it and we do not wait.
 
-    The lock goes with the process, however that ends.
+    The lock ends with the process, even if that is killed.
     """
     while True:
         with path.open("ab+", buffering=0) as file:
@@ -52,7 +52,7 @@ def open_locked(path: Path, *, wait: bool = True) -> Iterator[FileIO | None]:
 
 @contextmanager
 def lock(folder: Path, name: str, *, wait: bool) -> Iterator[bool]:
-    """Hold the right to make the files `name`-* in a folder, alone among all processes; yield whether it is held."""
+    """Let one process at a time make the files `name`-* in a folder; yield whether it is this one."""
     path = folder / f".{name}.lock"
     with open_locked(path, wait=wait) as file:
         if file is None:
@@ -90,7 +90,7 @@ def append_rows(path: Path, rows: list[Row]) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read rows that `write_rows` or `append_rows` wrote; none if there is no such file yet."""
+    """Read the rows of a file; there are none if it does not exist yet."""
     if not path.exists():
         return []
     rows = []
@@ -105,7 +105,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def without_torn(content: bytes) -> bytes:
-    """Leave off the beginning of a row that a process was writing when it was killed: it is no row yet."""
+    """Drop the beginning of a row at the end: a process was killed while it wrote it."""
     start = content.rfind(b"\n") + 1
     last = content[start:]
     return content[:start] if last.startswith(b"{") and decode(last) is None else content
@@ -116,7 +116,7 @@ def encode(rows: list[Row]) -> bytes:
 
 
 def decode(line: bytes) -> Row | None:
-    """Return the row in a line, none if it holds something else."""
+    """Return the row in a line, or None if it holds something else."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

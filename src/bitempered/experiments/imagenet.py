@@ -50,7 +50,7 @@ class Training:
     weight_decay: float = 0.0
 
     def identity(self, loss: Loss, seed: int, data: "Data") -> Row:
-        """What a run depends on, in the words of its row."""
+        """Return what a run depends on, by the keys of its row."""
         setting = {
             "network": self.network, "loss": loss.name, "numbers": list(loss.numbers), "seed": seed,
             "learning_rate": self.rate, "epochs": self.epochs, "batch_size": self.batch_size,
@@ -119,7 +119,7 @@ def random_box(width: int, height: int, *, rng: np.random.Generator) -> Box:
 
 @dataclass(frozen=True)
 class Data:
-    """Both parts, how many classes there are, and a hash of names and sizes: to read all files would take too long."""
+    """Both parts, the number of classes, and a hash of names and sizes: hashing the pixels would take too long."""
 
     train: Images
     validation: Images
@@ -130,7 +130,7 @@ class Data:
 def read_folder(data_dir: Path | None, size: int, images: int | None) -> Data:
     """List the images of train/CLASS and val/CLASS; classes are numbered in the order of their names.
 
-    Of at most `images` in each part (None: all) every class gets the same share, its first ones, and at least one.
+    With a limit of `images` for each part, every class gives the same number of images, its first, and at least one.
     """
     if data_dir is None:
         raise DataError(
@@ -188,7 +188,7 @@ def some(names: set[str]) -> str:
 
 
 def workers(device: torch.device) -> int:
-    """How many processes read images: none for a CPU, which is slower at training than at reading."""
+    """Return how many processes read images: none for a CPU, which trains more slowly than it reads."""
     if device.type != "cuda":
         return 0
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -234,7 +234,7 @@ class Learner:
         return logits.float()
 
     def add(self, loss: Loss, pixels: Tensor, labels: Tensor, of: int) -> Tensor:
-        """Add the gradient of a micro-batch to that of its batch `of` so many images; return its part of the mean."""
+        """Add the gradient of a micro-batch to that of its batch of `of` images; return its share of the mean."""
         value = loss(self.logits(pixels), labels).sum() / of
         value.backward()
         return value.detach()
@@ -316,7 +316,7 @@ class Run:
         return {"metrics": self.metrics, "network": self.learner.network.state_dict(), "momentum": momentum}
 
     def restore(self, kept: Row) -> None:
-        """Go on from what `state` returned; raise a ValueError, or whatever comes of it, if this is something else."""
+        """Go on from what `state` returned; raise an exception if it is something else."""
         network, optimizer = self.learner.network, self.learner.optimizer
         network.load_state_dict(kept["network"])
         groups = optimizer.state_dict()["param_groups"]

@@ -130,7 +130,7 @@ def resnet56(classes: int, *, width: int = 16, blocks: int = 9) -> Network:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network by name: `make(shape, classes, width)` for rows of a shape; `width` is for those that have no own."""
+    """A network to choose: `make(shape, classes, width)` builds it for rows of a shape; most have their own width."""
 
     make: Callable[[tuple[int, ...], int, int], Network]
     flat: bool = False  # sees rows as vectors, not as images

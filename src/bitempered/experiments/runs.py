@@ -1,8 +1,8 @@
-"""Runs: what identifies one, who makes it, and making those that a folder does not have yet.
+"""Runs: what identifies one, what made it, and how those that a folder lacks are made.
 
 A run has a row of results. It is not made again while a row with the same identity is in the folder: the same settings,
 the same data, the same version of this package and the same `RESULTS`. Commit, device and versions of other packages
-are written beside that, for information.
+are kept in the row for information.
 """
 
 import logging
@@ -29,7 +29,7 @@ Progress = Callable[[int, int, str], None]  # work done, work in all, what is ru
 
 
 def identity(setting: Row, data: str) -> Row:
-    """What a row must agree with to be that of a run; `data` is a hash of what the run sees."""
+    """Return what the row of a run must agree with; `data` is a hash of what the run sees."""
     return {**setting, "data": data, "bitempered": __version__, "results": RESULTS}
 
 
@@ -39,7 +39,7 @@ def find(rows: list[Row], wanted: Row) -> Row | None:
 
 
 def agree(row: Row, wanted: Row) -> bool:
-    # JSON has no infinity, so a run that does not clip has no `clip`, and a row that has one is another run's.
+    # JSON has no infinity: a run that does not clip has no `clip`, so a row with one belongs to another run.
     return row.get("clip") == wanted.get("clip") and all(name in row and row[name] == wanted[name] for name in wanted)
 
 
@@ -65,14 +65,14 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, device: str
     """Make the runs that the folder has no rows of; return the rows of all, job by job.
 
     `folder` gets `name`.jsonl, a row for each run; curves.jsonl, its metrics by epoch; and checkpoints of what is under
-    way. Several processes can share a folder: each takes jobs that no other is at, and waits for the rest. A job is
-    prepared when its turn comes.
+    way. Several processes can share a folder: each takes jobs that no other is training, then waits for the rest. A job
+    is prepared when its turn comes.
     """
     rows_file, curves_file = folder / f"{name}.jsonl", folder / "curves.jsonl"
-    origin = provenance(device)  # of the code that trains, whatever it is when the training ends
+    maker = provenance(device)  # taken now: the source tree may change while this process trains
     done: dict[int, list[Row]] = {}
     queue = [(place, False) for place in range(len(jobs))]
-    for place, wait in queue:  # which grows by the jobs that other processes are at
+    for place, wait in queue:  # it grows by the jobs that other processes are training
         job = jobs[place]()
         if wait:
             job.on_wait(len(done))
@@ -93,11 +93,11 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, device: str
                 results, curves = job.train(missing, checkpoints, len(done))
                 runs = [job.runs[i] for i in missing]
                 new = [
-                    {**run, **origin, **curve}
+                    {**run, **maker, **curve}
                     for run, curve in zip(runs, curves, strict=True)
                     if find(drawn, run) is None
                 ]
-                made = [{**run, **origin, **result, "date": today()} for run, result in zip(runs, results, strict=True)]
+                made = [{**run, **maker, **result, "date": today()} for run, result in zip(runs, results, strict=True)]
                 append_rows(curves_file, new)
                 append_rows(rows_file, made)
                 kept += made
@@ -116,7 +116,7 @@ def warn_of_others(folder: Path, name: str, ours: set[Path]) -> None:
 
 
 def provenance(device: str = "cpu") -> Row:
-    """Say which code makes a row, on what. On a CPU each number of threads adds in an order of its own."""
+    """Return the code and the machine that make a row. On a CPU the number of threads sets the order of sums."""
     gpu = device.startswith("cuda")
     return {
         "commit": commit(),
@@ -132,14 +132,14 @@ def today() -> str:
 
 
 def commit() -> str:
-    """Return the commit of this source tree, "unknown" where neither git nor an archive of it says."""
+    """Return the commit of this source tree, or "unknown" outside of git and its archives."""
     here = Path(__file__)
     if not ARCHIVED.startswith("$"):
         return ARCHIVED
     try:
         # An installed copy may lie inside somebody else's repository: ask whether git tracks it.
         git("ls-files", "--error-unmatch", here.name)
-        # Results that are being written do not make the code another.
+        # Only code counts: results that are being written do not change it.
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*.c", ":/*.toml")
         return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):

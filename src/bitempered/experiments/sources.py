@@ -1,4 +1,4 @@
-"""Files that others made: where they are, and what is in them, without executing any of it."""
+"""Data files from others: finding, downloading and reading them, without executing anything in them."""
 
 import csv
 import gzip
@@ -43,7 +43,7 @@ class DataError(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset's files, by name, with the MD5 of each as published, and the address of the folder they are in."""
+    """The published files of a data set: their address, and the MD5 of each by its name."""
 
     address: str
     files: dict[str, str]
@@ -120,14 +120,14 @@ def download(name: str, source: Source, file: str) -> Path:
         raise DataError(f"cannot download {name} ({type(error).__name__}); {advice(source)}") from error
     except ValueError as error:
         raise DataError(
-            f"{source.address}/{file} has not the published checksum: the download is damaged or the file was "
+            f"{source.address}/{file} does not have the published checksum: the download is damaged or the file was "
             f"replaced; try again, or {advice(source)}"
         ) from error
     return Path(path)
 
 
 class Bar:
-    """What pooch asks of a progress bar, on rich's."""
+    """The progress bar that pooch expects, drawn by rich."""
 
     def __init__(self, progress: Any, label: str) -> None:
         self.progress, self.task = progress, progress.add_task(label, total=None)
@@ -218,7 +218,7 @@ def tar_member(content: bytes, name: bytes) -> bytes:
 def read_table(path: Path, label_column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Return features (n, d) float32, labels (n,) int64 and the names of the classes, from a CSV or Parquet file.
 
-    Every column but `label_column` must hold finite numbers. Labels are whole numbers, numbered in their order, or
+    Every column except `label_column` must hold finite numbers. Labels are whole numbers, numbered in their order, or
     else text.
     """
     columns = read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
@@ -241,7 +241,7 @@ def read_table(path: Path, label_column: str) -> tuple[np.ndarray, np.ndarray, l
 
 
 def number(value: Any) -> float:
-    """Return the number that a value of a table is, NaN for all else."""
+    """Return a value of a table as a number, NaN if it is none."""
     try:
         return float(value)
     except (ValueError, TypeError, OverflowError):
@@ -249,7 +249,7 @@ def number(value: Any) -> float:
 
 
 def number_classes(path: Path, given: list[Any]) -> tuple[np.ndarray, list[str]]:
-    """Return the labels as numbers from 0, and what they stand for; the same of a CSV and a Parquet file."""
+    """Return the labels as numbers from 0 and their names, the same for a CSV and a Parquet file."""
     labels: list[Any] = []
     for row, value in enumerate(given, start=1):
         if isinstance(value, list | dict | tuple):

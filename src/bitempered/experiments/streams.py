@@ -31,7 +31,7 @@ __all__ = ["Images", "Protocol", "Setting", "run"]
 
 CLASSES = 100
 MEAN, DEVIATION = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)  # of CIFAR-100's pixels, red, green, blue
-SAVE_SECONDS = 60  # a checkpoint is written when an epoch ends, but no sooner after the last one than this
+SAVE_SECONDS = 60  # between two checkpoints, at least; they are written when an epoch ends
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Setting:
     """One run: a loss, its noise and its seed. `held_out` images are not trained on; their noisy labels choose."""
 
     loss: Loss
-    noise: float  # fraction of wrong labels; human labels are what they are, whatever this says
+    noise: float  # fraction of wrong labels; for human labels it is only written down
     seed: int
     rescale: bool = False  # K^(1 - t1) L(K^(t2 - 1) logits): gradients start as large as cross-entropy's
     held_out: int = 0
@@ -131,10 +131,10 @@ def run(
         def train_runs(places: list[int], checkpoints: list[Checkpoint], done: int) -> tuple[list[Row], list[Row]]:
             fleet = [runs[place] for place in places]
 
-            def show(epoch: int, text: str) -> None:
+            def tell(epoch: int, text: str) -> None:
                 progress(done * protocol.epochs + epoch, len(jobs) * protocol.epochs, text)
 
-            took = {"fleet": len(fleet), "fleet_seconds": round(train(fleet, checkpoints, show), 1)}
+            took = {"fleet": len(fleet), "fleet_seconds": round(train(fleet, checkpoints, tell), 1)}
             return [{**run.summary(), **took} for run in fleet], [{"epochs_measured": run.metrics} for run in fleet]
 
         return Job(name, [run.identity() for run in runs], train_runs, separate=True)
@@ -150,8 +150,8 @@ def run(
     return [row for setting in settings if (row := find(rows, wanted[setting])) is not None]
 
 
-def train(fleet: list["Run"], checkpoints: list[Checkpoint], show: Callable[[int, str], None]) -> float:
-    """Train runs side by side to their end; return the seconds it took, those before an interruption included."""
+def train(fleet: list["Run"], checkpoints: list[Checkpoint], tell: Callable[[int, str], None]) -> float:
+    """Train runs side by side to the end; return the seconds that took, including those before an interruption."""
     for item, checkpoint in zip(fleet, checkpoints, strict=True):
         item.start(checkpoint)
     started = saved = time.perf_counter()
@@ -169,7 +169,7 @@ def train(fleet: list["Run"], checkpoints: list[Checkpoint], show: Callable[[int
             item.seconds = before + time.perf_counter() - started
         shown = "; ".join(f"{item.setting.loss} {item.metrics[-1]['test']:.1%}" for item in busy if item.metrics)
         done = f"epoch {busy[0].epoch} of {busy[0].protocol.epochs}, {busy[0].seconds:.0f} s"
-        show(busy[0].epoch, f"{done}, test: {shown}" if shown else done)
+        tell(busy[0].epoch, f"{done}, test: {shown}" if shown else done)
         if time.perf_counter() - saved > SAVE_SECONDS:
             for item, checkpoint in zip(fleet, checkpoints, strict=True):
                 checkpoint.save(item.state())
@@ -203,7 +203,7 @@ class Run:
             raise ValueError(f"{len(self.pixels)} training images do not fill a batch of {protocol.batch_size}")
 
     def identity(self) -> Row:
-        """Everything that the numbers depend on, in the words of a row."""
+        """Return everything that the numbers depend on, by the keys of a row."""
         # JSON has no infinity.
         protocol = {name: value for name, value in asdict(self.protocol).items() if value != math.inf}
         protocol |= {"protocol": protocol.pop("name"), "learning_rate": protocol.pop("rate")}
@@ -267,13 +267,13 @@ class Run:
             self.place += self.protocol.batch_size
 
     def logits(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """What the network makes of images (n, 32, 32, 3) as published."""
+        """Return the logits of images (n, 32, 32, 3) as published."""
         x = ((x - self.shift) * self.scale).permute(0, 3, 1, 2)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return network(x).float()
 
     def record(self) -> None:
-        """Record a step as a graph, unless that of this epoch's loss is there. The steps that warm it up are undone."""
+        """Record a step as a graph, unless there is one for this epoch's loss. The steps that warm it up are undone."""
         loss = self.setting.loss_at(self.epoch)
         if self.stream is None or loss == self.recorded:
             return
@@ -319,7 +319,7 @@ class Run:
             self.graph.replay()
 
     def end_epoch(self) -> None:
-        """Measure, if it is time to: training metrics are means over the epoch's batches, as they were trained."""
+        """Measure if it is time to. Training metrics are means over the batches of the epoch as it went."""
         self.epoch += 1
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)

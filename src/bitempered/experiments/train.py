@@ -28,9 +28,9 @@ from bitempered.experiments.networks import NETWORKS
 
 __all__ = ["Member", "Training", "train"]
 
-OPTIMIZERS = {"adam": 2, "adadelta": 2, "sgd": 1}  # and how many numbers each keeps per weight
+OPTIMIZERS = {"adam": 2, "adadelta": 2, "sgd": 1}  # by how many numbers they keep for each weight
 SHOWN = 5_000  # training rows whose accuracy is measured after each epoch
-SAVE_SECONDS = 20  # a checkpoint is written when an epoch ends, but no sooner after the last one than this
+SAVE_SECONDS = 20  # between two checkpoints, at least; they are written when an epoch ends
 
 METRICS = ("training_loss", "validation", "test", "clean", "noisy")  # of each member after each epoch
 Metrics = list[dict[str, Any]]  # by epoch; each value is a number or, of the members, a list
@@ -44,7 +44,7 @@ class Training:
     optimizer: str
     epochs: int
     batch_size: int = 128
-    steps: int | None = None  # stops sooner than the epochs do
+    steps: int | None = None  # the run ends after so many, if its epochs have more
     stairs: tuple[float, ...] = ()  # fractions of the run after which the rate falls to a tenth
     warmup: int = 0  # steps in which the rate rises from 0
     momentum: float = 0.9
@@ -70,7 +70,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Member:
-    """What one run of a fleet has of its own: its loss, its learning rate, its labels for training and validation."""
+    """One run of a fleet: its loss, its learning rate, its labels for training and validation."""
 
     loss: Loss
     rate: float
@@ -181,7 +181,7 @@ class Fleet:
             self.losses += losses
 
     def drop(self, hidden: Tensor, rate: float) -> Tensor:
-        """Drop units, the same of every member, so that a member does not depend on how many there are."""
+        """Drop the same units of every member, so that a member does not depend on the others."""
         kept = torch.rand(hidden.shape[1:], generator=self.generator, device=self.device) >= rate
         return hidden * (kept / (1 - rate)).to(hidden.dtype)
 
@@ -263,7 +263,7 @@ class Fleet:
 
     @torch.no_grad()
     def restore(self, kept: dict[str, Any]) -> None:
-        """Go on from what `state` returned; raise a ValueError, or whatever comes of it, if this is something else."""
+        """Go on from what `state` returned; raise an exception if it is something else."""
         for tensor, old in zip(self.changed(), kept["state"], strict=True):
             if (tensor.shape, tensor.dtype) != (old.shape, old.dtype):  # copy_ would stretch and convert it
                 raise ValueError("a tensor of another shape or dtype")
@@ -278,7 +278,7 @@ class Fleet:
 
 
 def check_metrics(metrics: Metrics, members: int) -> None:
-    """Raise a ValueError, or whatever comes of it, if these are not the metrics of a run."""
+    """Raise an exception if these are not the metrics of a run."""
     for number, row in enumerate(metrics, start=1):
         accuracies = [row[name] for name in METRICS[1:]]
         if row["epoch"] != number or {len(values) for values in (row["training_loss"], *accuracies)} != {members}:
@@ -320,7 +320,7 @@ def shift_and_mirror(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def rate_factors(steps: int, stairs: tuple[float, ...], warmup: int) -> Tensor:
-    """What the learning rate is multiplied by at each step."""
+    """Return the factor of the learning rate at each step."""
     step = torch.arange(steps)
     falls = sum(((step >= fraction * steps).double() for fraction in stairs), torch.zeros(steps))
     rise = ((step + 1) / max(warmup, 1)).clamp(max=1)
@@ -371,7 +371,7 @@ def update(
 
 
 def along(x: Tensor, like: Tensor) -> Tensor:
-    """One number for each member, `(members,)`, in the shape of something of all members."""
+    """Reshape one number for each member, `(members,)`, so that it broadcasts to `like`."""
     return x.view(-1, *[1] * (like.dim() - 1))
 
 

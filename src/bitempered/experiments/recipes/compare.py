@@ -39,7 +39,7 @@ def comparison(
     """The recipe of `bitempered compare`: all losses at all levels, one learning rate for each loss.
 
     The defaults are for digits. Their rates and temperatures were searched on noisy validation labels, with seeds that
-    are no part of the results: benchmarks/search_compare.py has the grid, and its rows lie beside it. Each loss has
+    the results do not use: benchmarks/search_compare.py has the grid, and its rows are beside it. Each loss has
     the rate that is best at the chosen epoch. The temperatures are, among the pairs that are within the search's noise
     (a few tenths) of the best at that epoch, the best at the last one. So the bi-tempered loss had nine times the
     logistic one's search. Rates are not chosen at the last epoch, where the smallest wins for either loss: it stops
@@ -60,7 +60,7 @@ def comparison(
         raise ValueError(f"there must be one learning rate for each of the {len(losses)} losses, got {len(rates)}")
     if len(rates) < len(losses):
         rates *= len(losses)
-    # Sorted and each once: the order in which levels are given is no part of the recipe.
+    # Sorted, each once: the order in which levels are given does not matter.
     cells = tuple(
         Cell(loss, level, rate)
         for level in sorted({float(level) for level in levels})
@@ -123,11 +123,13 @@ def seeds(recipe: Comparison) -> str:
     return f"{len(recipe.seeds)} seed{'s' if len(recipe.seeds) > 1 else ''}"
 
 
-def footer(recipe: Comparison) -> str:
+def footer(recipe: Comparison, rows: list[Row]) -> str:
     kind = "" if recipe.noise_model == "symmetric" else f"{recipe.noise_model} noise; "
+    total = len(levels(recipe)) * len(losses(recipe)) * len(recipe.seeds)
+    part = f" Not finished: {len(rows)} of {total} runs." if len(rows) < total else ""
     return (
         f"{kind}{recipe.training.epochs} epochs. "
-        "Chosen epoch: best accuracy on validation labels as noisy as the training labels."
+        f"Chosen epoch: best accuracy on validation labels as noisy as the training labels.{part}"
     )
 
 
@@ -145,7 +147,7 @@ def cells(recipe: Comparison, rows: list[Row]) -> list[list[str]]:
 def table(recipe: Comparison, rows: list[Row]) -> Table:
     """Return the results as a table for the terminal."""
     head = ["label\nnoise", *(f"{loss}\n{moment}" for _, moment, _ in MOMENTS for loss in losses(recipe))]
-    return rich_table(header(recipe), head, cells(recipe, rows), footer(recipe))
+    return rich_table(header(recipe), head, cells(recipe, rows), footer(recipe, rows))
 
 
 def markdown(recipe: Comparison, rows: list[Row]) -> str:
@@ -159,7 +161,7 @@ def markdown(recipe: Comparison, rows: list[Row]) -> str:
         f"{training.network}, {training.optimizer}, batches of {training.batch_size}, learning rate {rates}."
     )
     table = grid(head, cells(recipe, rows))
-    return f"# {header(recipe)}\n\n{table}\n\n{footer(recipe)}\n\n{made}\n\n![](compare.png)\n"
+    return f"# {header(recipe)}\n\n{table}\n\n{footer(recipe, rows)}\n\n{made}\n\n![](compare.png)\n"
 
 
 def figure(recipe: Comparison, rows: list[Row]) -> Figure:

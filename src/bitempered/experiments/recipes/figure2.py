@@ -31,7 +31,7 @@ EDGE = 1.5  # of the square that is judged and drawn: the ring's outer radius
 
 @dataclass(frozen=True)
 class Column:
-    """One kind of noise: its name, what the paper says of its temperatures, and how many labels are wrong where."""
+    """One kind of noise: its name, what the paper says about its temperatures, and which labels are wrong."""
 
     title: str
     noise: str
@@ -109,7 +109,7 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
     # One thread adds in one order: the same numbers on any number of cores.
     torch.set_num_threads(1)
     try:
-        origin = provenance()
+        maker = provenance()
         for column in COLUMNS:
             drawn = [ring(recipe.points, seed) for seed in range(recipe.seeds)]
             noisy = [corrupt(drawn[seed], column, seed) for seed in range(recipe.seeds)]
@@ -118,8 +118,8 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
                 done, total = len(rows) // recipe.seeds * recipe.steps, 2 * len(COLUMNS) * recipe.steps
                 started = time.perf_counter()
                 name = f"{column.title}, {loss}"
-                show = partial(report, progress, done, total, name)
-                probability = train(recipe, drawn, noisy, t1, t2, show)
+                on_step = partial(tell, progress, done, total, name)
+                probability = train(recipe, drawn, noisy, t1, t2, on_step)
                 seconds = (time.perf_counter() - started) / recipe.seeds
                 accuracies = [accuracy(p) for p in probability]
                 for seed, value in enumerate(accuracies):
@@ -128,7 +128,7 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
                             "noise": column.noise, "rate": column.rate, "pool": column.pool, "loss": loss,
                             "t1": t1, "t2": t2, "seed": seed, "points": recipe.points, "steps": recipe.steps,
                             "momentum": recipe.momentum, "learning_rate": recipe.learning_rate, "accuracy": value,
-                            **origin, "date": today(), "seconds": round(seconds, 3),
+                            **maker, "date": today(), "seconds": round(seconds, 3),
                         }
                     )  # fmt: skip
                 # The lower median, which is some seed's own value for every number of seeds.
@@ -139,7 +139,7 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
     return rows, panels
 
 
-def report(progress: Progress, done: int, total: int, name: str, step: int) -> None:
+def tell(progress: Progress, done: int, total: int, name: str, step: int) -> None:
     progress(done + step, total, name)
 
 

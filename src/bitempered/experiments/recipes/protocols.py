@@ -31,7 +31,7 @@ LOSSES = (Loss("logistic"), Loss("gce", (0.7,)), Loss("bi-tempered", (0.8, 1.2))
 
 
 def held_out(t1: float, t2: float, rescale: bool = False, schedule: tuple[int, int] | None = None) -> Setting:
-    """A setting tried on held-out labels, with a seed that is no part of the results."""
+    """A setting tried on held-out labels, with a seed that the results do not use."""
     return Setting(Loss("bi-tempered", (t1, t2)), 0.4, 100, rescale, held_out=5_000, schedule=schedule)
 
 

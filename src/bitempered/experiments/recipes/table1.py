@@ -1,7 +1,7 @@
 """The recipe behind `bitempered reproduce table1` and `figure3`: the paper's networks on MNIST and CIFAR-100.
 
-First a search, for each loss and some noise levels apart, over as many settings for either loss: the logistic loss gets
-as many learning rates as the bi-tempered one gets pairs of temperatures times learning rates. It runs on a shortened
+First a search, for each loss and noise level, over the same number of settings: the logistic loss gets as many learning
+rates as the bi-tempered one gets pairs of temperatures times learning rates. It runs on a shortened
 schedule with a seed of its own, and the best epoch's accuracy on noisy validation labels decides; test labels have no
 say. Then the chosen settings train to the end, for each seed, all cells of a seed as one fleet. Some noise levels can
 have further seeds, and cells that the search did not choose can be trained as well.
@@ -47,9 +47,9 @@ class Table1:
     searched_at: tuple[float, ...] = LEVELS  # other levels take the settings of the nearest, of two the higher
     seeds: tuple[int, ...] = (0, 1, 2)  # of every cell
     more_seeds: dict[float, tuple[int, ...]] = field(default_factory=dict)  # further ones, by noise level
-    extra_cells: tuple[Cell, ...] = ()  # which the search need not choose, in lines of their own
-    rows: int | None = None  # of each part that are used: the first so many
-    quick_rows: int = 512  # of the quick version
+    extra_cells: tuple[Cell, ...] = ()  # trained whatever the search chooses, in lines of their own
+    rows: int | None = None  # use only the first so many images of each part
+    quick_rows: int = 512  # `rows` of the quick version
 
 
 def settings(losses: tuple[Loss, ...], rates: tuple[float, ...]) -> Settings:
@@ -166,11 +166,11 @@ def reproduce(
     rows: list[Row] = []
     for place, part in enumerate(comparisons):
 
-        def show(done: int, of: int, text: str, place: int = place) -> None:
+        def tell(done: int, of: int, text: str, place: int = place) -> None:
             epochs = of // seeds[place]  # of one seed
             progress(sum(seeds[:place]) * epochs + done, sum(seeds) * epochs, text)
 
-        rows += run(part, folder, show, name="table1", device=device, data_dir=data_dir)
+        rows += run(part, folder, tell, name="table1", device=device, data_dir=data_dir)
     names = identity(comparison.setting(chosen[0], 0), "")
     wanted = [{name: row[name] for name in names} for row in rows]
     kept = read_rows(folder / "curves.jsonl")
@@ -226,10 +226,10 @@ def search(recipe: Table1, folder: Path, progress: Progress, device: str, data_d
             continue
         comparison = Comparison(recipe.dataset, recipe.search, tuple(best[at]), (SEARCH_SEED,), rows=recipe.rows)
 
-        def show(done: int, of: int, text: str, before: int = place * recipe.search.epochs) -> None:
+        def tell(done: int, of: int, text: str, before: int = place * recipe.search.epochs) -> None:
             progress(before + done, len(levels) * recipe.search.epochs, f"search, noise {at:.0%}: {text}")  # noqa: B023
 
-        best[at] = winners(recipe, run(comparison, folder, show, name="search", device=device, data_dir=data_dir))
+        best[at] = winners(recipe, run(comparison, folder, tell, name="search", device=device, data_dir=data_dir))
     return cells_of(recipe, best)
 
 
@@ -289,7 +289,7 @@ def names(recipe: Table1) -> list[str]:
 
 
 def seeds_in_words(rows: list[Row], many: str) -> str:
-    """What the numbers of each level are of: one seed, or what `many` says of so many."""
+    """Say how many seeds each level has: "one seed", or `many` with their number."""
     levels: dict[int, list[str]] = {}  # by how many seeds they have
     for level in sorted({row["noise"] for row in rows}):
         levels.setdefault(len({row["seed"] for row in rows if row["noise"] == level}), []).append(f"{level:.0%}")

@@ -97,11 +97,11 @@ def reproduce(
     folder.mkdir(parents=True, exist_ok=True)
     progress(0, 1, "timing a step with each loss")
     with lock(folder, "speed", wait=True):
-        origin = provenance(device)
-        wanted = {**timing(recipe), **{name: value for name, value in origin.items() if name != "commit"}}
+        maker = provenance(device)
+        wanted = {**timing(recipe), **{name: value for name, value in maker.items() if name != "commit"}}
         speed = find(read_rows(folder / "speed.jsonl"), wanted)
         if speed is None:
-            speed = {**wanted, **origin, "date": today(), **measure_speed(recipe, torch.device(device))}
+            speed = {**wanted, **maker, "date": today(), **measure_speed(recipe, torch.device(device))}
             append_rows(folder / "speed.jsonl", [speed])
 
     plan = [(seed, loss) for seed in recipe.seeds for loss in recipe.losses]
