@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from bitempered import cli, noise
 from bitempered.experiments import streams
 from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint
-from bitempered.experiments.data import load_human_labels
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import protocols
@@ -407,7 +406,7 @@ def test_human_labels_are_trained_on(small, tmp_path):
     with pytest.raises(ValueError, match="protocol b needs human labels; read the images with human=True"):
         run(tmp_path, setting, protocol=TINY_B)
     with pytest.raises(DataError, match=r"human labels are read from cifar100n\.npz in a folder that you name"):
-        load_human_labels(IMAGES.train[1], None)
+        Images.read(None, human=True)  # downloads nothing
 
 
 def test_another_protocol_is_another_run(small, tmp_path):

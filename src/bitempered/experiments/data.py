@@ -11,7 +11,17 @@ from sklearn.model_selection import train_test_split
 from bitempered import noise
 from bitempered.experiments.sources import DataError
 
-__all__ = ["Dataset", "Part", "Ring", "Split", "divide", "fingerprint", "load_human_labels", "ring"]
+__all__ = [
+    "Dataset",
+    "Part",
+    "Ring",
+    "Split",
+    "divide",
+    "fingerprint",
+    "human_labels_file",
+    "load_human_labels",
+    "ring",
+]
 
 Part = tuple[np.ndarray, np.ndarray]  # features (n, d) float32 or images (n, c, h, w) uint8, labels (n,) int64
 
@@ -72,17 +82,19 @@ def fingerprint(*arrays: np.ndarray) -> str:
 
 
 def load_human_labels(labels: np.ndarray, data_dir: Path | None) -> np.ndarray:
-    """Return the labels that people gave to CIFAR-100's training images, for all of them in published order.
+    """Return the labels that people gave to CIFAR-100's training images, for all of them in published order."""
+    try:
+        return noise.from_file(labels, human_labels_file(data_dir))
+    except (OSError, ValueError) as error:
+        raise DataError(str(error)) from error
 
-    They are in cifar100n.npz, in the data folder or its subfolder cifar-100n.
-    """
+
+def human_labels_file(data_dir: Path | None) -> Path:
+    """Return the path of cifar100n.npz, in the data folder or its subfolder cifar-100n."""
     if data_dir is None:
         raise DataError("human labels are read from cifar100n.npz in a folder that you name with --data-dir")
     paths = [data_dir / "cifar100n.npz", data_dir / "cifar-100n" / "cifar100n.npz"]
-    try:
-        return noise.from_file(labels, next((path for path in paths if path.exists()), paths[0]))
-    except (OSError, ValueError) as error:
-        raise DataError(str(error)) from error
+    return next((path for path in paths if path.exists()), paths[0])
 
 
 def divide(name: str, features: np.ndarray, labels: np.ndarray, rows: int, seed: int) -> tuple[Part, Part]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bitempered import noise
 from bitempered.experiments.checkpoints import Checkpoint
-from bitempered.experiments.data import divide, fingerprint, load_human_labels
+from bitempered.experiments.data import divide, fingerprint, human_labels_file, load_human_labels
 from bitempered.experiments.datasets import read_parts
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
@@ -102,6 +102,8 @@ class Images:
     @classmethod
     def read(cls, data_dir: Path | None, human: bool) -> "Images":
         """Read them from `data_dir`, or download the images; human labels are in cifar100n.npz in `data_dir`."""
+        if human:
+            human_labels_file(data_dir)  # before a download that would be for nothing
         train, test = read_parts("cifar100", data_dir)
         return cls(train, test, load_human_labels(train[1], data_dir) if human else None)
 
