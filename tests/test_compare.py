@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -397,12 +398,16 @@ def test_a_full_disk_gets_one_line_and_leaves_nothing_half_written(tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
+REPORT = ["report", str(Path(__file__).parents[1] / "results" / "protocol-a")]
+
+
 @pytest.mark.parametrize("module", ["typer", "rich", "torch", "sklearn", "matplotlib"])
-def test_a_missing_extra_gets_one_line_with_the_command(module, tmp_path):
+@pytest.mark.parametrize("command", [["compare"], ["reproduce", "figure2"], REPORT], ids=lambda command: command[0])
+def test_a_missing_extra_gets_one_line_with_the_command(command, module, tmp_path):
     code = f"""
 import sys
 sys.modules[{module!r}] = None
-sys.argv = ["bitempered", "compare", "--out", {str(tmp_path / "out")!r}]
+sys.argv = ["bitempered", *{command!r}, "--out", {str(tmp_path / "out")!r}]
 from bitempered.cli import main
 main()
 """

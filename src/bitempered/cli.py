@@ -213,6 +213,7 @@ def report(
     """
     try:
         from bitempered.experiments import report as reports
+        from bitempered.experiments import runs  # noqa: F401  (for torch, which every recipe needs)
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
@@ -313,7 +314,9 @@ def clear_errors(out: Path, stopped: str = "the same command goes on with what i
         fail(f"stopped; {stopped} ({out})", 130)
     except OSError as error:
         fail(f"cannot use the folder {out}: {error}", 1)
-    except ImportError as error:
+    except ModuleNotFoundError as missing:
+        fail(f"{missing}; {NEEDS}", 1)
+    except ImportError as error:  # of torchvision, which says what to install
         fail(str(error), 1)
     except (BadRows, DataError, BadCheckpoint) as error:
         fail(str(error), 1)
