@@ -18,7 +18,7 @@ import torch
 
 from bitempered.experiments.bench_report import grid
 from bitempered.experiments.files import write_atomically, write_rows
-from bitempered.experiments.origin import provenance, today
+from bitempered.experiments.runs import provenance, today
 from bitempered.torch import bi_tempered_logistic_loss
 
 HERE = Path(__file__).parent

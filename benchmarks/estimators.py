@@ -26,10 +26,10 @@ from sklearn.linear_model import LogisticRegression
 
 from bitempered import noise
 from bitempered.boosting import lightgbm_objective, xgboost_objective
-from bitempered.experiments.compare import find
-from bitempered.experiments.data import Split, digits
+from bitempered.experiments.data import Split
+from bitempered.experiments.datasets import digits
 from bitempered.experiments.files import read_rows, write_atomically, write_rows
-from bitempered.experiments.origin import provenance
+from bitempered.experiments.runs import find, provenance
 from bitempered.sklearn import BiTemperedLogisticRegression, BiTemperedMLPClassifier
 
 ROWS = Path(__file__).with_suffix(".jsonl")

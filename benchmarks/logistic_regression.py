@@ -22,7 +22,7 @@ from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_info
 
 from bitempered.experiments.files import write_atomically, write_rows
-from bitempered.experiments.origin import commit
+from bitempered.experiments.runs import commit
 from bitempered.sklearn import BiTemperedLogisticRegression
 
 HERE = Path(__file__).parent

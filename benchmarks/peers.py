@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 import bitempered.torch as ours
 from bitempered.experiments.files import write_atomically, write_rows
-from bitempered.experiments.origin import commit
+from bitempered.experiments.runs import commit
 
 HERE = Path(__file__).parent
 PEERS = {

@@ -11,9 +11,11 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
-from bitempered.experiments.compare import TRAINING, Cell, Comparison, find, run
+from bitempered.experiments.cells import Cell, Comparison, run
+from bitempered.experiments.datasets import default_training
 from bitempered.experiments.files import read_rows, write_rows
 from bitempered.experiments.losses import Loss
+from bitempered.experiments.runs import find
 
 ROWS = Path(__file__).with_suffix(".jsonl")
 NOISE = (0.0, 0.2, 0.4)
@@ -26,7 +28,7 @@ def main() -> None:
     rows = read_rows(ROWS)
     for seed, noise, loss in product(SEEDS, NOISE, LOSSES):
         cells = tuple(Cell(loss, noise, rate) for rate in RATES)
-        recipe = Comparison("digits", TRAINING["digits"], cells, (seed,))
+        recipe = Comparison("digits", default_training("digits"), cells, (seed,))
         if any(find(rows, recipe.setting(cell, seed)) is None for cell in cells):
             with tempfile.TemporaryDirectory() as folder:
                 made = run(recipe, Path(folder), lambda *_: None)

@@ -9,9 +9,10 @@ import torch
 from typer.testing import CliRunner
 
 from bitempered import cli
-from bitempered.experiments import figure2, files
+from bitempered.experiments import files
 from bitempered.experiments.data import ring
-from bitempered.experiments.figure2 import LOSSES
+from bitempered.experiments.recipes import figure2
+from bitempered.experiments.recipes.figure2 import LOSSES
 
 TINY = figure2.Recipe(seeds=2, points=200, steps=3, side=21)
 
@@ -44,7 +45,7 @@ def test_noise_lies_where_each_column_says():
 
 
 def test_accuracy_is_the_fraction_of_the_grid_that_gets_its_clean_label():
-    radius = np.linalg.norm(figure2.grid(51), axis=1).reshape(51, 51)
+    radius = np.linalg.norm(figure2.square(51), axis=1).reshape(51, 51)
     assert figure2.accuracy((radius < 1).astype(float)) == 1
     assert figure2.accuracy((radius >= 1).astype(float)) == 0
     # All outside: what the disc does not take of the square, 1 - pi / 9, within the grid's coarseness.

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bitempered import __version__, cli
-from bitempered.experiments.figures import figure1
+from bitempered.experiments.recipes.figure1 import figure1
 
 
 def exact_loss(a, t1, t2):
@@ -46,7 +46,7 @@ def test_reproduce_writes_a_png(tmp_path):
     folder = tmp_path / "new" / "figures"
     done = CliRunner().invoke(cli.app, ["reproduce", "figure1", "--out", str(folder)])
     assert done.exit_code == 0, done.output
-    assert done.stdout == f"Written to {folder / 'figure1.png'}\n"
+    assert done.stdout == f"Written to {folder}: figure1.png\n"
     assert [path.name for path in folder.iterdir()] == ["figure1.png"]
     assert (folder / "figure1.png").read_bytes().startswith(b"\x89PNG")
 
@@ -54,7 +54,9 @@ def test_reproduce_writes_a_png(tmp_path):
 def test_reproduce_names_what_there_is_for_an_unknown_figure(tmp_path):
     done = CliRunner().invoke(cli.app, ["reproduce", "figure9", "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
-    assert done.stderr.startswith("bitempered: unknown figure or table 'figure9'; there is: figure1, figure2, figure3")
+    assert done.stderr.startswith(
+        "bitempered: unknown figure or table 'figure9'; choose from: figure1, figure2, figure3"
+    )
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
@@ -63,10 +65,12 @@ EVERYWHERE = {"--quick": [], "--resume": [], "--seeds": ["0"]}
 DATA = {"--data-dir": ["."], "--device": ["abacus"]}
 TAKEN = {
     "figure1": {},
-    "figure2": EVERYWHERE,
-    "figure3": EVERYWHERE | DATA | {"--dataset": ["none"]},
-    "table1": EVERYWHERE | DATA | {"--dataset": ["none"]},
+    "figure2": {"--quick": [], "--seeds": ["0"]},
+    "figure3": EVERYWHERE | DATA | {"--dataset": ["none"], "--network": ["none"]},
+    "table1": EVERYWHERE | DATA | {"--dataset": ["none"], "--network": ["none"]},
     "table2": EVERYWHERE | DATA | {"--network": ["none"]},
+    "protocol-a": {"--resume": [], "--seeds": ["0"], "--data-dir": ["."]},
+    "protocol-b": {"--resume": [], "--seeds": ["0"], "--data-dir": ["."]},
 }
 
 

@@ -10,16 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from experiment_cases import assert_rendered, make_images, silent, without
 from torch import nn
 from typer.testing import CliRunner
 
 from bitempered import cli
-from bitempered.experiments import imagenet, models
+from bitempered.experiments import imagenet, networks
+from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint
 from bitempered.experiments.files import read_rows
-from bitempered.experiments.imagenet import Images, Run, Table2
-from bitempered.experiments.sources import DataError
-from bitempered.experiments.train import BadCheckpoint, Training
+from bitempered.experiments.imagenet import Images, Run, Training
+from bitempered.experiments.recipes import table2
+from bitempered.experiments.recipes.table2 import Table2
 
 pytestmark = [  # what Python and torch say of workers, on machines with many threads and with one core
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -28,25 +29,11 @@ pytestmark = [  # what Python and torch say of workers, on machines with many th
 
 CPU = torch.device("cpu")
 TINY = Table2(
-    Training("resnet18", "sgd", epochs=3, batch_size=32, stairs=(0.5,), weight_decay=1e-2),
-    rate=0.1, micro_batch=12, size=16, seeds=(0, 1), timed=(4, 16), turns=3,
+    Training("resnet18", 3, 32, micro_batch=12, rate=0.1, size=16, stairs=(0.5,), weight_decay=1e-2),
+    seeds=(0, 1), timed=(4, 16), turns=3,
 )  # fmt: skip
+TRAINING = TINY.training
 LOGISTIC, TEMPERED = TINY.losses
-COLOURS = np.random.default_rng(7).integers(40, 216, (10, 3))
-
-
-def make_images(folder, per_class):
-    """Noise around a colour of each class, in many shapes: wide, high, grey, CMYK, PNG."""
-    rng = np.random.default_rng(per_class)
-    for label, colour in enumerate(COLOURS):
-        (folder / f"n{label:04}").mkdir(parents=True)
-        for i in range(per_class):
-            height, width = rng.integers(18, 40, 2)
-            pixels = np.clip(colour + rng.normal(0, 20, (height, width, 3)), 0, 255).astype(np.uint8)
-            image = Image.fromarray(pixels)
-            if i == 1:
-                image = image.convert("CMYK")
-            image.save(folder / f"n{label:04}" / f"{i}.JPEG", format="PNG" if i == 2 else "JPEG")
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +68,7 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def small_network(monkeypatch):
-    monkeypatch.setattr(models, "imagenet_resnet", lambda name, *, classes: Net(classes))
-
-
-def silent(*_):
-    pass
+    monkeypatch.setattr(networks, "imagenet_resnet", lambda name, *, classes: Net(classes))
 
 
 def invoke(folder, out, *options):
@@ -94,186 +77,14 @@ def invoke(folder, out, *options):
 
 
 def without_time(rows):
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
-
-
-# Images
-
-
-def test_classes_are_numbered_by_name_in_both_parts(data):
-    assert data.classes == 10
-    assert [len(data.train.names), len(data.validation.names)] == [160, 60]
-    for images in (data.train, data.validation):
-        assert (np.diff(images.labels) >= 0).all()
-        for name, label in zip(images.names, images.labels, strict=True):
-            assert name.decode().startswith(f"n{label:04}/")
-            assert (images.folder / name.decode()).is_file()
-
-
-def test_validation_images_are_resized_then_cut_in_the_centre(tmp_path):
-    """Against PIL's own two steps, on a smooth image, where they differ by rounding alone."""
-    y, x = np.mgrid[0:300, 0:400]
-    smooth = np.stack([x * 255 / 400, y * 255 / 300, (x + y) * 255 / 700], axis=2).astype(np.uint8)
-    Image.fromarray(smooth).save(tmp_path / "a.png")
-    pixels, labels = Images(tmp_path, np.array([b"a.png"]), np.array([3]), 224)[[0]]
-    resized = Image.fromarray(smooth).resize((341, 256), Image.Resampling.BILINEAR)
-    expected = np.asarray(resized.crop((58, 16, 58 + 224, 16 + 224)))
-    assert pixels.dtype == torch.uint8
-    assert np.abs(pixels[0].numpy().astype(int) - expected).max() <= 2
-    assert labels.tolist() == [3]
-
-
-@pytest.mark.parametrize(("width", "height"), [(400, 400), (500, 375), (60, 200)])
-def test_random_crops_lie_inside_in_their_sizes_and_shapes(width, height):
-    rng = np.random.default_rng(0)
-    boxes = np.array([imagenet.random_box(width, height, rng=rng) for _ in range(2000)])
-    left, top, right, bottom = boxes.T
-    assert (boxes >= 0).all()
-    assert (right <= width).all()
-    assert (bottom <= height).all()
-    w, h = right - left, bottom - top
-    shares, ratios = w * h / (width * height), w / h
-    assert shares.min() == pytest.approx(0.08, rel=0.05)  # sides are whole pixels
-    assert ratios.min() > 0.73
-    assert ratios.max() < 1.36
-    if width == height:  # where every draw of less than 3/4 fits, so that what is left of those is uniform
-        small = shares < 0.75
-        assert shares.max() > 0.9
-        assert shares[small].mean() == pytest.approx((0.08 + 0.75) / 2, abs=0.02)  # four standard errors
-        assert np.log(ratios[small]).mean() == pytest.approx(0, abs=0.018)
-        assert np.log(ratios[small]).std() == pytest.approx(np.log(16 / 9) / 12**0.5, rel=0.05)
-        assert (left.min(), top.min(), right.max(), bottom.max()) == (0, 0, width, height)
-
-
-def test_an_image_that_no_crop_fits_gives_the_most_of_its_centre():
-    rng = np.random.default_rng(0)
-    assert imagenet.random_box(1000, 3, rng=rng) == (498, 0, 502, 3)
-    assert imagenet.random_box(3, 1000, rng=rng) == (0, 498, 3, 502)
-
-
-def test_half_of_the_training_images_are_mirrored(tmp_path):
-    """An image that is darker on the left is so in every crop that is not mirrored."""
-    ramp = np.repeat(np.arange(0, 256, 4, dtype=np.uint8)[None, :, None], 64, axis=0).repeat(3, axis=2)
-    Image.fromarray(ramp).save(tmp_path / "a.png")
-    images = Images(tmp_path, np.array([b"a.png"] * 200), np.zeros(200, dtype=np.int64), 8, draw=(0, 1))
-    pixels = images[list(range(200))][0].int()
-    left, right = pixels[:, 0, 0, 0], pixels[:, 0, -1, 0]
-    assert (left != right).all()
-    assert 70 < (left > right).sum().item() < 130  # four standard deviations
-
-
-def test_crops_follow_from_seed_epoch_and_image_alone(data):
-    def read(draw, rows):
-        return replace(data.train, draw=draw)[rows][0]
-
-    first = read((0, 1), [5, 6])
-    assert torch.equal(read((0, 1), [6, 9])[0], first[1])
-    for draw in ((0, 2), (1, 1)):
-        assert not torch.equal(read(draw, [5, 6]), first)
-    assert torch.equal(data.train[[5, 6]][0], data.train[[5, 6]][0])
-
-
-@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, where another test imported it
-def test_workers_read_the_same_images(data, monkeypatch):
-    rows = [[0, 5, 9], [1], [2, 3]]
-    images = replace(data.train, draw=(0, 1))
-    alone = list(imagenet.batches(images, rows, CPU))
-    monkeypatch.setattr(imagenet, "workers", lambda device: 2)
-    for batch, expected in zip(imagenet.batches(images, rows, CPU), alone, strict=True):
-        for tensor, other in zip(batch, expected, strict=True):
-            assert torch.equal(tensor, other)
-
-
-@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, where another test imported it
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_image_that_cannot_be_read_is_named(workers, tmp_path, monkeypatch):
-    monkeypatch.setattr(imagenet, "workers", lambda device: workers)
-    make_images(tmp_path / "train", 2)
-    make_images(tmp_path / "val", 1)
-    broken = tmp_path / "train" / "n0003" / "1.JPEG"
-    broken.write_bytes(broken.read_bytes()[:300])  # its header is whole, its pixels are not
-    done = invoke(tmp_path, tmp_path / "out", "--quick")
-    assert done.exit_code == 1
-    assert f"{broken} is not an image that can be read (" in done.stderr
-    assert done.stderr.endswith("replace or delete it\n")
-    assert done.stderr.count("\n") == 1
-
-
-# Folders
-
-
-def folders(root, *names):
-    for name in names:
-        (root / name).mkdir(parents=True)
-        (root / name / "a.JPEG").touch()
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ([], "there is no folder {}/train; --data-dir must have train/CLASS/*.JPEG and val/CLASS/*.JPEG"),
-        (["train/a"], "there is no folder {}/val; --data-dir must have"),
-        (["train/a", "val"], "{}/val has no class folders: images must be in val/CLASS/*.JPEG (the validation images"),
-        (["train/a", "train/b", "val/b", "val/c"], "the same class folders; only in train: a; only in val: c"),
-        (["train/a", "train/b", "val/b"], "{}: train and val must have the same class folders; only in train: a\n"),
-        ([f"train/{i}" for i in range(6)] + ["val/1"], "only in train: 0, 2, 3 and 2 more\n"),
-    ],
-)
-def test_folders_of_another_layout_are_refused(names, message, tmp_path):
-    root = tmp_path / "data"
-    root.mkdir()
-    folders(root, *names)
-    done = invoke(root, tmp_path / "out", "--quick")
-    assert done.exit_code == 1
-    assert done.stderr.startswith("bitempered: ")
-    assert message.format(root) in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_a_class_without_images_is_refused(tmp_path):
-    folders(tmp_path, "train/a", "train/b", "val/a", "val/b")
-    (tmp_path / "val" / "b" / "a.JPEG").rename(tmp_path / "val" / "b" / "a.txt")
-    with pytest.raises(DataError, match=r"val.b has no images: there must be files that end in .JPEG, .jpg or .png"):
-        imagenet.read_folder(tmp_path, 16, None)
-
-
-@pytest.mark.parametrize(
-    ("images", "train", "validation"),
-    [
-        (None, 5, 3),
-        (100, 5, 3),  # more than there are
-        (12, 4, 3),  # more than validation has
-        (8, 2, 2),  # not a multiple of the classes
-        (6, 2, 2),
-        (2, 1, 1),  # fewer than classes
-    ],
-)
-def test_images_are_shared_among_the_classes(images, train, validation, tmp_path):
-    """Three classes, of five images in training and of three in validation."""
-    for part, number in (("train", 5), ("val", 3)):
-        for name in "abc":
-            (tmp_path / part / name).mkdir(parents=True)
-            for i in range(number):
-                (tmp_path / part / name / f"{i}.JPEG").touch()
-    data = imagenet.read_folder(tmp_path, 16, images)
-    assert data.classes == 3
-    for part, used in ((data.train, train), (data.validation, validation)):
-        assert part.names.tolist() == [f"{name}/{i}.JPEG".encode() for name in "abc" for i in range(used)]
-        assert part.labels.tolist() == [label for label in range(3) for _ in range(used)]
-    everything = imagenet.read_folder(tmp_path, 16, None)
-    assert (data.digest == everything.digest) == ((train, validation) == (5, 3))
-
-
-def test_a_folder_must_be_named():
-    with pytest.raises(DataError, match="ImageNet is not downloaded: name with --data-dir a folder"):
-        imagenet.read_folder(None, 16, None)
+    return without(rows, "seconds")
 
 
 # Steps
 
 
 def test_the_full_recipe_is_the_paper_s():
-    for name, recipe in imagenet.RECIPES.items():
+    for name, recipe in table2.RECIPES.items():
         training = recipe.training
         assert (training.network, training.epochs, training.batch_size) == (name, 180, 4096)
         assert [str(loss) for loss in recipe.losses] == ["logistic", "bi-tempered (0.9, 1.05)"]
@@ -283,7 +94,7 @@ def test_rates_rise_for_five_epochs_then_fall_by_stairs():
     """With as many images as ImageNet has; they need not be there."""
     names = np.zeros(1_281_167, dtype="S1")
     images = Images(Path(), names, np.zeros(1), 16)
-    run = Run(imagenet.RECIPES["resnet18"], LOGISTIC, 0, imagenet.Data(images, images, 10, ""), CPU)
+    run = Run(table2.RECIPES["resnet18"].training, LOGISTIC, 0, imagenet.Data(images, images, 10, ""), CPU)
     assert run.per_epoch == 312
     rates = run.rates.view(180, 312)
     assert rates[0, 0].item() == pytest.approx(1.6 / 1560)
@@ -295,8 +106,8 @@ def test_rates_rise_for_five_epochs_then_fall_by_stairs():
 @pytest.mark.parametrize("loss", TINY.losses)
 def test_micro_batches_add_up_to_sgd_on_whole_batches(loss, data, monkeypatch):
     """Against SGD with momentum, written out, on all 32 images at once: 12 + 12 + 8 do the same."""
-    monkeypatch.setattr(models, "imagenet_resnet", lambda name, *, classes: Net(classes, normalised=False))
-    run = Run(TINY, loss, 3, data, CPU)
+    monkeypatch.setattr(networks, "imagenet_resnet", lambda name, *, classes: Net(classes, normalised=False))
+    run = Run(TRAINING, loss, 3, data, CPU)
     assert len(run.rates) == 3 * 5
     reference = Net(10, normalised=False)
     reference.load_state_dict(run.learner.network.state_dict())
@@ -329,7 +140,7 @@ def test_micro_batches_add_up_to_sgd_on_whole_batches(loss, data, monkeypatch):
 def test_each_epoch_sees_each_image_at_most_once_in_another_order(data, monkeypatch):
     asked = []
     monkeypatch.setattr(Images, "read", lambda self, row: asked.append(row) or np.zeros((16, 16, 3), np.uint8))
-    run = Run(replace(TINY, training=replace(TINY.training, batch_size=50)), LOGISTIC, 0, data, CPU)
+    run = Run(replace(TRAINING, batch_size=50), LOGISTIC, 0, data, CPU)
     for number in (1, 2):
         run.epoch(number, silent)
     assert len(asked) == 300  # three batches of 50 of 160 images
@@ -339,8 +150,8 @@ def test_each_epoch_sees_each_image_at_most_once_in_another_order(data, monkeypa
 
 
 def test_both_losses_begin_from_the_same_weights(data):
-    networks = [Run(TINY, loss, seed, data, CPU).learner.network for loss, seed in ((LOGISTIC, 0), (TEMPERED, 0))]
-    other = Run(TINY, LOGISTIC, 1, data, CPU).learner.network
+    networks = [Run(TRAINING, loss, seed, data, CPU).learner.network for loss, seed in ((LOGISTIC, 0), (TEMPERED, 0))]
+    other = Run(TRAINING, LOGISTIC, 1, data, CPU).learner.network
     for a, b in zip(*(network.parameters() for network in networks), strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(networks[0].dense.weight, other.dense.weight)
@@ -348,9 +159,8 @@ def test_both_losses_begin_from_the_same_weights(data):
 
 def test_accuracy_is_the_share_of_right_validation_images(data, tmp_path):
     """After training, against predictions made by hand, one image at a time; and it has learned the colours."""
-    training = replace(TINY.training, epochs=8)
-    run = Run(replace(TINY, training=training, rate=0.5), TEMPERED, 0, data, CPU)
-    metrics = run.train(tmp_path / "run", silent)
+    run = Run(replace(TRAINING, epochs=8, rate=0.5), TEMPERED, 0, data, CPU)
+    metrics = run.train(Checkpoint(tmp_path / "run", ""), silent)
     right = 0
     run.learner.network.eval()
     for row, label in enumerate(data.validation.labels):
@@ -364,7 +174,7 @@ def test_accuracy_is_the_share_of_right_validation_images(data, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_null(data, tmp_path):
-    metrics = Run(replace(TINY, rate=1e30), LOGISTIC, 0, data, CPU).train(tmp_path / "run", silent)
+    metrics = Run(replace(TRAINING, rate=1e30), LOGISTIC, 0, data, CPU).train(Checkpoint(tmp_path / "run", ""), silent)
     assert metrics[-1]["training_loss"] is None
 
 
@@ -384,8 +194,8 @@ def test_the_loss_s_share_is_of_the_step_with_the_logistic_loss(monkeypatch):
 
     monkeypatch.setattr(imagenet.Learner, "add", add)
     monkeypatch.setattr(imagenet.Learner, "update", lambda self, rate: None)
-    monkeypatch.setattr(imagenet.time, "perf_counter", lambda: clock[0])
-    speed = imagenet.measure_speed(replace(TINY, turns=10), CPU)
+    monkeypatch.setattr(table2.time, "perf_counter", lambda: clock[0])
+    speed = table2.measure_speed(replace(TINY, turns=10), CPU)
     assert speed["added"] == pytest.approx(0.01, abs=1e-9)
     assert speed["added_quartiles"] == pytest.approx([0.01, 0.01], abs=1e-9)
     assert speed["steps_per_second"] == pytest.approx([2.0, 2 / 1.01], rel=2e-3)
@@ -397,8 +207,8 @@ def test_the_loss_s_share_is_of_the_step_with_the_logistic_loss(monkeypatch):
 
 
 def test_table2_end_to_end(folder, tmp_path, monkeypatch):
-    tiny = replace(TINY, training=replace(TINY.training, network="resnet50"))
-    monkeypatch.setitem(imagenet.RECIPES, "resnet50", tiny)
+    tiny = replace(TINY, training=replace(TRAINING, network="resnet50"))
+    monkeypatch.setitem(table2.RECIPES, "resnet50", tiny)
     out = tmp_path / "new" / "folder"
     done = invoke(folder, out, "--network", "resnet50", "--seeds", "2")
     assert done.exit_code == 0, done.output
@@ -426,9 +236,10 @@ def test_table2_end_to_end(folder, tmp_path, monkeypatch):
     assert "| 76.332 ± 0.105 | 76.748 ± 0.164 |" in page
     assert f"| {speed['steps_per_second'][0]:.4g} | {speed['steps_per_second'][1]:.4g} |" in page
     assert f"{speed['added']:.2%} (" in page
+    assert_rendered(out, "table2.md")
 
     monkeypatch.setattr(Run, "epoch", None)  # nothing is trained again
-    monkeypatch.setattr(imagenet, "measure_speed", None)  # nor timed
+    monkeypatch.setattr(table2, "measure_speed", None)  # nor timed
     again = invoke(folder, out, "--network", "resnet50", "--seeds", "2")
     assert again.exit_code == 0, again.output
     assert (out / "table2.md").read_text() == page
@@ -442,19 +253,19 @@ def test_quick_takes_up_to_2000_images(folder, tmp_path):
     for row in read_rows(tmp_path / "table2.jsonl"):
         assert (row["train_images"], row["validation_images"], row["epochs"], row["size"]) == (160, 60, 2, 64)
     assert "±" not in next(line for line in done.stdout.splitlines() if "last epoch" in line)
-    full = imagenet.RECIPES["resnet50"]
-    assert imagenet.quick(full, "cpu").images == imagenet.quick(full, "cuda").images == 2_000
-    assert imagenet.quick(full, "cuda").timed == full.timed == (256, 224)
+    full = table2.RECIPES["resnet50"]
+    assert table2.quick(full, "cpu").images == table2.quick(full, "cuda").images == 2_000
+    assert table2.quick(full, "cuda").timed == full.timed == (256, 224)
 
 
 def test_a_run_uses_the_images_of_its_recipe(folder, tmp_path):
-    recipe = replace(TINY, training=replace(TINY.training, epochs=1), images=25, seeds=(0,))
-    rows, _ = imagenet.reproduce(recipe, tmp_path, silent, device="cpu", data_dir=folder)
+    recipe = replace(TINY, training=replace(TRAINING, epochs=1), images=25, seeds=(0,))
+    rows, _ = table2.reproduce(recipe, tmp_path, silent, device="cpu", data_dir=folder)
     assert [(row["train_images"], row["validation_images"]) for row in rows] == [(20, 20)] * 2
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(folder, tmp_path, monkeypatch):
-    monkeypatch.setitem(imagenet.RECIPES, "resnet18", TINY)
+    monkeypatch.setitem(table2.RECIPES, "resnet18", TINY)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert invoke(folder, whole, "--seeds", 1).exit_code == 0
 
@@ -503,17 +314,17 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, tmp_path, monkeypatch):
 
 
 def test_weights_after_resumption_are_the_same_bit_for_bit(data, tmp_path):
-    whole, stopped = Run(TINY, TEMPERED, 0, data, CPU), Run(TINY, TEMPERED, 0, data, CPU)
-    whole.train(tmp_path / "whole", silent)
+    whole, stopped = Run(TRAINING, TEMPERED, 0, data, CPU), Run(TRAINING, TEMPERED, 0, data, CPU)
+    whole.train(Checkpoint(tmp_path / "whole", ""), silent)
 
     def stop(step, text):
         if step == 12:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stopped.train(tmp_path / "stopped", stop)
-    resumed = Run(TINY, TEMPERED, 0, data, CPU)
-    resumed.train(tmp_path / "stopped", silent)
+        stopped.train(Checkpoint(tmp_path / "stopped", ""), stop)
+    resumed = Run(TRAINING, TEMPERED, 0, data, CPU)
+    resumed.train(Checkpoint(tmp_path / "stopped", ""), silent)
     assert without_time(resumed.metrics) == without_time(whole.metrics)
     states = [run.learner.network.state_dict() for run in (whole, resumed)]
     for name, value in states[0].items():
@@ -521,26 +332,27 @@ def test_weights_after_resumption_are_the_same_bit_for_bit(data, tmp_path):
 
 
 def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(folder, data, tmp_path, monkeypatch):
-    monkeypatch.setitem(imagenet.RECIPES, "resnet18", TINY)
-    setting = {**TINY.setting(LOGISTIC, 0, data), **imagenet.provenance("cpu")}
-    path = imagenet.checkpoint_file(tmp_path, "logistic-seed0", [setting])
-    Run(replace(TINY, rate=0.2), LOGISTIC, 0, data, CPU).save(path)
+    monkeypatch.setitem(table2.RECIPES, "resnet18", TINY)
+    path = Checkpoint.of(tmp_path, "logistic-seed0", [TRAINING.identity(LOGISTIC, 0, data)]).path
+    other = replace(TRAINING, rate=0.2)
+    state = Run(other, LOGISTIC, 0, data, CPU).state()
+    Checkpoint(path, Checkpoint.of(tmp_path, "", [other.identity(LOGISTIC, 0, data)]).identity).save(state)
     done = invoke(folder, tmp_path, "--resume")
     assert done.exit_code == 1
-    assert done.stderr == f"bitempered: {path} is of another run than this; delete it, or choose another folder\n"
+    assert done.stderr == f"bitempered: {path} belongs to another run; delete it, or choose another folder\n"
     for content in (b"", b"PK\x03\x04 half"):
         path.write_bytes(content)
         done = invoke(folder, tmp_path, "--resume")
         assert done.exit_code == 1
-        assert f"{path} is not a checkpoint, or a damaged one; delete it to train again" in done.stderr
+        assert f"{path} is not a checkpoint, or is damaged; delete it to train again" in done.stderr
         assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("what", ["network", "momentum", "missing", "metrics"])
 def test_a_checkpoint_of_this_run_with_something_else_in_it_is_refused(what, data, tmp_path):
-    recipe, path = replace(TINY, training=replace(TINY.training, epochs=1)), tmp_path / "run"
-    Run(recipe, LOGISTIC, 0, data, CPU).train(path, silent)
-    Run(recipe, LOGISTIC, 0, data, CPU).load(path)
+    training, path = replace(TRAINING, epochs=1), tmp_path / "run"
+    Run(training, LOGISTIC, 0, data, CPU).train(Checkpoint(path, ""), silent)
+    Checkpoint(path, "").load(Run(training, LOGISTIC, 0, data, CPU).restore, CPU)
     kept = torch.load(path, weights_only=True)
     if what == "network":
         kept["network"] = {name: value[:1] if value.dim() else value for name, value in kept["network"].items()}
@@ -551,8 +363,8 @@ def test_a_checkpoint_of_this_run_with_something_else_in_it_is_refused(what, dat
     else:
         kept["metrics"] = [{"epoch": 1, "top1": "high", "seconds": 1.0}]
     torch.save(kept, path)
-    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or a damaged one; delete it to train again"):
-        Run(recipe, LOGISTIC, 0, data, CPU).load(path)
+    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or is damaged; delete it to train again"):
+        Checkpoint(path, "").load(Run(training, LOGISTIC, 0, data, CPU).restore, CPU)
 
 
 class Mischief:
@@ -567,13 +379,13 @@ def test_checkpoints_execute_nothing(data, tmp_path):
     path, trace = tmp_path / "run", tmp_path / "trace"
     torch.save({"identity": Mischief(trace)}, path)
     with pytest.raises(BadCheckpoint, match="is not a checkpoint"):
-        Run(TINY, LOGISTIC, 0, data, CPU).load(path)
+        Checkpoint(path, "").load(Run(TRAINING, LOGISTIC, 0, data, CPU).restore, CPU)
     assert not trace.exists()
 
 
 def test_other_files_in_the_same_number_are_other_data(folder, tmp_path, monkeypatch):
     """Rows of one folder are not taken for those of another."""
-    monkeypatch.setitem(imagenet.RECIPES, "resnet18", replace(TINY, training=replace(TINY.training, epochs=1)))
+    monkeypatch.setitem(table2.RECIPES, "resnet18", replace(TINY, training=replace(TRAINING, epochs=1)))
     other = tmp_path / "other"
     make_images(other / "train", 16)
     make_images(other / "val", 6)
@@ -590,7 +402,7 @@ def test_other_files_in_the_same_number_are_other_data(folder, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--network", "vgg"], "unknown network 'vgg' of table 2; there is: resnet18, resnet50"),
+        (["--network", "vgg"], "table 2 has no network 'vgg'; choose from: resnet18, resnet50"),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
     ],
 )

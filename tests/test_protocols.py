@@ -9,18 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from experiment_cases import assert_rendered, without
 from PIL import Image
 from torch import nn
 from torch.nn.functional import cross_entropy
+from typer.testing import CliRunner
 
-from bitempered import noise
-from bitempered.experiments import protocol_page, protocols
+from bitempered import cli, noise
+from bitempered.experiments import streams
+from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.protocols import PROTOCOLS, Images, Run, Setting
-from bitempered.experiments.resnet34 import Block, resnet34
+from bitempered.experiments.recipes import protocols
+from bitempered.experiments.recipes.protocols import PROTOCOLS
 from bitempered.experiments.sources import DataError
-from bitempered.experiments.train import BadCheckpoint
+from bitempered.experiments.streams import Images, Run, Setting
 from bitempered.torch import bi_tempered_logistic_loss
 
 CPU = torch.device("cpu")
@@ -55,17 +58,25 @@ def small(monkeypatch):
         nn.init.zeros_(linear.bias)
         return nn.Sequential(nn.AvgPool2d(16), nn.Flatten(), linear)
 
-    monkeypatch.setattr(protocols, "resnet34", network)
+    monkeypatch.setattr(streams, "resnet34", network)
 
 
 def run(folder, *settings, protocol=TINY_A, images=IMAGES, **options):
     """The rows, and what progress was told."""
     told = []
-    return protocols.run(protocol, settings, images, folder, told.append, device="cpu", **options), told
+
+    def progress(done, total, text):
+        told.append(text)
+
+    return streams.run(protocol, settings, images, folder, progress, device="cpu", **options), told
+
+
+def checkpoint(folder, item):
+    return Checkpoint.of(folder, "protocol-a", [item.identity()])
 
 
 def without_time(rows):
-    return [{name: value for name, value in row.items() if name not in ("date", "fleet_seconds")} for row in rows]
+    return without(rows, "date", "fleet_seconds")
 
 
 # Images
@@ -75,7 +86,7 @@ def without_time(rows):
 def test_images_move_as_pillow_moves_them(rotation):
     """A crop of the padded image, then mirrored, then turned to the nearest pixel."""
     images = np.random.default_rng(0).integers(0, 256, (200, 32, 32, 3), dtype=np.uint8)
-    moved = protocols.move(torch.from_numpy(images), rotation, torch.Generator().manual_seed(0)).numpy()
+    moved = streams.move(torch.from_numpy(images), rotation, torch.Generator().manual_seed(0)).numpy()
     draws = torch.rand((4, len(images)), generator=torch.Generator().manual_seed(0)).double().numpy()
     down, right = np.floor(9 * draws[:2]).astype(int)
     mirrored, angles = draws[2] < 0.5, (2 * draws[3] - 1) * rotation
@@ -123,90 +134,6 @@ def test_rates_are_those_of_torch_s_schedulers(name, scheduler):
     assert len(expected) == {"a": 200, "b": 100}[name]
     # torch multiplies its way from epoch to epoch, and every product rounds.
     assert [PROTOCOLS[name].rate_at(epoch) for epoch in range(len(expected))] == pytest.approx(expected, rel=1e-9)
-
-
-# The network
-
-
-def test_the_network_has_the_published_size():
-    """Counted by layer: first convolution and norm, blocks of two convolutions and norms, shortcuts, linear layer."""
-    expected = 3 * 9 * 64 + 2 * 64
-    inputs = 64
-    for outputs, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for _ in range(blocks):
-            expected += 9 * inputs * outputs + 9 * outputs * outputs + 4 * outputs
-            expected += inputs * outputs + 2 * outputs if inputs != outputs else 0
-            inputs = outputs
-    expected += 512 * 100 + 100
-    assert expected == sum(weight.numel() for weight in resnet34(100, seed=0).parameters()) == 21_328_292
-
-
-def test_the_network_s_output_and_its_first_weights():
-    network = resnet34(7, seed=0, width=4)
-    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
-    sizes = []
-    for layer in network:
-        layer.register_forward_hook(lambda layer, x, y: sizes.append(tuple(y.shape[1:])))
-    network(torch.zeros(2, 3, 32, 32))
-    # Convolution, norm, ReLU; 3, 4, 6, 3 blocks, of which the first of each stage but the first halves the image.
-    stages = [(4, 32, 32)] * 6 + [(8, 16, 16)] * 4 + [(16, 8, 8)] * 6 + [(32, 4, 4)] * 3
-    assert sizes == [*stages, (32, 1, 1), (32,), (7,)]
-    for layer in network.modules():
-        if isinstance(layer, nn.Conv2d):
-            bound = math.sqrt(6 / (layer.in_channels * layer.kernel_size[0] ** 2))
-        elif isinstance(layer, nn.Linear):
-            bound = math.sqrt(6 / (32 + 7))
-            assert (layer.bias == 0).all()
-        else:
-            continue
-        assert 0.8 * bound < layer.weight.abs().max() <= bound
-    same, other = resnet34(7, seed=0, width=4), resnet34(7, seed=1, width=4)
-    for mine, again, another in zip(network.parameters(), same.parameters(), other.parameters(), strict=True):
-        assert torch.equal(mine, again)
-        assert not torch.equal(mine, another) or mine.dim() == 1  # norms begin at 1 and 0, the bias at 0
-
-
-def convolve(x, kernel, stride, padding):
-    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
-    size = (x.shape[2] - kernel.shape[2]) // stride + 1
-    out = np.zeros((len(x), len(kernel), size, size))
-    for row in range(size):
-        for column in range(size):
-            window = x[:, :, row * stride :, column * stride :][:, :, : kernel.shape[2], : kernel.shape[3]]
-            out[:, :, row, column] = np.tensordot(window, kernel, axes=((1, 2, 3), (1, 2, 3)))
-    return out
-
-
-def normalise(x, state, name):
-    mean, variance, weight, bias = (
-        state[f"{name}.{key}"][:, None, None] for key in ("running_mean", "running_var", "weight", "bias")
-    )
-    return (x - mean) / np.sqrt(variance + 1e-5) * weight + bias
-
-
-@pytest.mark.parametrize(("inputs", "outputs", "stride"), [(3, 3, 1), (3, 5, 1), (3, 6, 2)])
-def test_a_block_is_its_formula(inputs, outputs, stride):
-    """ReLU(N2 C2 ReLU(N1 C1 x) + shortcut), every norm with statistics of its own."""
-    generator = torch.Generator().manual_seed(0)
-    block = Block(inputs, outputs, stride).eval()
-    for tensor in block.state_dict().values():
-        if tensor.is_floating_point():
-            tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.1)
-    for layer in (block.conv1, block.conv2):
-        layer.weight.data -= 0.6  # so that each ReLU cuts something
-    x = torch.randn(2, inputs, 8, 8, generator=generator)
-    state = {name: value.double().numpy() for name, value in block.state_dict().items()}
-    image = x.double().numpy()
-    hidden = normalise(convolve(image, state["conv1.weight"], stride, 1), state, "norm1")
-    assert (hidden < 0).any()
-    changed = normalise(convolve(np.maximum(hidden, 0), state["conv2.weight"], 1, 1), state, "norm2")
-    shortcut = image
-    if inputs != outputs or stride != 1:
-        shortcut = normalise(convolve(image, state["shortcut.0.weight"], stride, 0), state, "shortcut.1")
-    assert (changed + shortcut < 0).any()
-    with torch.no_grad():
-        seen = block(x).double().numpy()
-    np.testing.assert_allclose(seen, np.maximum(changed + shortcut, 0), rtol=1e-4, atol=1e-4)  # float32, sums of 54
 
 
 # The loss and the step
@@ -267,7 +194,7 @@ def test_steps_are_sgd_by_hand(clip, small, tmp_path):
     """The gradient of cross-entropy, its norm cut, then decay, then momentum, then the rate."""
     protocol = replace(TINY_A, clip=clip, weight_decay=0.2, rate=0.05)
     item = Run(protocol, Setting(LOGISTIC, 0.5, seed=3), IMAGES, CPU)
-    item.start(tmp_path / "none")
+    item.start(Checkpoint(tmp_path / "none", ""))
     weights = [w.detach().double().numpy().copy() for w in item.network.parameters()]
     item.begin_epoch()
     # Pixels from 0 to 1, standardised by channel, then the means of the four quarters of each channel.
@@ -328,7 +255,7 @@ def test_every_epoch_and_every_seed_draws_anew(small, tmp_path):
     drawn = []
     for seed, epoch in [(0, 0), (0, 1), (1, 0), (0, 0)]:
         item = Run(TINY_A, Setting(LOGISTIC, 0.0, seed=seed), IMAGES, CPU)
-        item.start(tmp_path / "none")
+        item.start(Checkpoint(tmp_path / "none", ""))
         item.epoch = epoch
         item.begin_epoch()
         drawn.append(item.epoch_images.numpy().tobytes())
@@ -341,7 +268,7 @@ def test_held_out_labels_are_noisy_and_test_labels_are_not(right, small, tmp_pat
     """A network that knows all noisy labels, or all clean ones, by heart."""
     images = Images(numbered(16), numbered(16))
     item = Run(TINY_A, Setting(LOGISTIC, 1.0, seed=0, held_out=8), images, CPU)
-    item.start(tmp_path / "none")
+    item.start(Checkpoint(tmp_path / "none", ""))
     table = noise.symmetric(images.train[1], 1.0, rng=np.random.default_rng(0), num_classes=100)
     known = torch.from_numpy(table if right == "noisy" else images.train[1])
 
@@ -399,7 +326,7 @@ def test_epochs_are_measured_now_and_then_and_at_the_end(small, tmp_path):
 
 def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
     """Also where the interruption came before the second of two checkpoints."""
-    monkeypatch.setattr(protocols, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(streams, "SAVE_SECONDS", 0)
     protocol = replace(TINY_A, batch_size=12)
     settings = Setting(LOGISTIC, 0.2, seed=0), Setting(TEMPERED, 0.4, seed=1, rescale=True, held_out=8)
     weights, summary = [], Run.summary
@@ -411,14 +338,14 @@ def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "summary", look)
     whole, _ = run(tmp_path / "whole", *settings, protocol=protocol)
 
-    def stop(message):
+    def stop(done, total, message):
         if message.startswith("epoch 2"):
             raise KeyboardInterrupt
 
     for folder, epochs in ((tmp_path / "both", 2), (tmp_path / "one", 3)):
         with pytest.raises(KeyboardInterrupt):
-            protocols.run(protocol, settings, IMAGES, folder, stop, device="cpu")
-        first, second = (Run(protocol, setting, IMAGES, CPU).checkpoint(folder) for setting in settings)
+            streams.run(protocol, settings, IMAGES, folder, stop, device="cpu")
+        first, second = (checkpoint(folder, Run(protocol, setting, IMAGES, CPU)).path for setting in settings)
         assert set(folder.glob("*.checkpoint")) == {first, second}
         if folder.name == "one":
             second.unlink()
@@ -478,8 +405,8 @@ def test_human_labels_are_trained_on(small, tmp_path):
     np.testing.assert_array_equal(Run(TINY_B, setting, replace(IMAGES, human=other), CPU).noisy, other)
     with pytest.raises(ValueError, match="protocol b needs human labels; read the images with human=True"):
         run(tmp_path, setting, protocol=TINY_B)
-    with pytest.raises(DataError, match=r"human labels are read from cifar100n\.npz in a data folder"):
-        Images.read(None, human=True)
+    with pytest.raises(DataError, match=r"human labels are read from cifar100n\.npz in a folder that you name"):
+        Images.read(None, human=True)  # downloads nothing
 
 
 def test_another_protocol_is_another_run(small, tmp_path):
@@ -516,12 +443,12 @@ def test_too_few_images_for_a_batch_are_refused(tmp_path):
 def saved(small, tmp_path):
     """A run and a checkpoint of it."""
     item = Run(TINY_A, Setting(LOGISTIC, 0.2, seed=0), IMAGES, CPU)
-    path = item.checkpoint(tmp_path)
-    item.start(path)
+    where = checkpoint(tmp_path, item)
+    item.start(where)
     item.begin_epoch()
     item.step()
-    item.save(path)
-    return item, path
+    where.save(item.state())
+    return item, where.path
 
 
 def test_a_checkpoint_of_another_run_is_refused(saved, tmp_path):
@@ -531,7 +458,7 @@ def test_a_checkpoint_of_another_run_is_refused(saved, tmp_path):
         (replace(item.setting, loss=TEMPERED), IMAGES),
         (item.setting, Images(IMAGES.train, part(16, 7))),
     ]:
-        other = Run(TINY_A, setting, images, CPU).checkpoint(tmp_path)
+        other = checkpoint(tmp_path, Run(TINY_A, setting, images, CPU)).path
         assert other != path
         other.write_bytes(path.read_bytes())
         with pytest.raises(BadCheckpoint, match="belongs to another run; delete it, or choose another folder"):
@@ -552,9 +479,9 @@ def test_a_damaged_checkpoint_is_refused(damage, saved, tmp_path):
         if damage == "no metrics":
             del kept["metrics"]
         elif damage == "no momentum":
-            kept["state"]["momentum"].pop()
+            kept["momentum"].pop()
         elif damage == "other weights":
-            kept["state"]["network"]["2.weight"] = torch.zeros(3)
+            kept["network"]["2.weight"] = torch.zeros(3)
         else:
             kept["metrics"] = print  # what is not data is not read
         torch.save(kept, path)
@@ -564,13 +491,62 @@ def test_a_damaged_checkpoint_is_refused(damage, saved, tmp_path):
     assert path.read_bytes() == content
 
 
+# The command
+
+
 @pytest.mark.parametrize("name", ["a", "b"])
-def test_the_committed_page_is_that_of_its_rows(name):
+def test_committed_rows_are_of_the_recipe_s_settings(name):
+    """And their page says which are annealed; tests/test_report.py renders it again."""
     folder = Path(__file__).parents[1] / "results" / f"protocol-{name}"
-    rows = read_rows(folder / f"protocol-{name}.jsonl")
-    page = protocol_page.markdown(PROTOCOLS[name], rows)
-    assert page == (folder / f"protocol-{name}.md").read_text()
+    rows, page = read_rows(folder / f"protocol-{name}.jsonl"), (folder / f"protocol-{name}.md").read_text()
+    settings = [
+        Setting(
+            Loss(row["loss"], tuple(row["numbers"])), row["noise"], row["seed"], row["rescale"], row["held_out"],
+            tuple(row["schedule"]) if row["schedule"] else None,
+        )
+        for row in rows
+    ]  # fmt: skip
+    assert set(settings) <= set(protocols.SETTINGS[name])
     (logistic,) = [row for row in rows if row["loss"] == "logistic"]
     assert f"| 40% | logistic | {100 * logistic['test_last']:.2f} | {100 * logistic['test_best']:.2f} | 1 |" in page
-    annealed = any(row["schedule"] == [5, 40] for row in rows)
-    assert (", from (1, 1) over epochs 5 to 40" in page) == annealed
+    assert (", from (1, 1) over epochs 5 to 40" in page) == any(row["schedule"] == [5, 40] for row in rows)
+
+
+def test_a_protocol_without_a_gpu_gets_one_line(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = CliRunner().invoke(cli.app, ["reproduce", "protocol-a", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert done.stderr == "bitempered: protocol-a needs a GPU, and torch finds no CUDA device\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_protocol_from_the_command_line(small, tmp_path, monkeypatch):
+    """On a CPU with the small network: two seeds of one setting, and one that holds images out."""
+    out, told = tmp_path / "out", []
+    real = protocols.run
+
+    def on_cpu(*given, device):
+        return real(*given[:4], lambda *now: told.append(now), device="cpu")
+
+    monkeypatch.setattr(cli, "choose_device", lambda device: "cuda")
+    monkeypatch.setattr(protocols, "run", on_cpu)
+    monkeypatch.setattr(Images, "read", lambda data_dir, human: IMAGES)
+    monkeypatch.setitem(PROTOCOLS, "a", TINY_A)
+    monkeypatch.setitem(protocols.SETTINGS, "a", (Setting(LOGISTIC, 0.25, 0), Setting(TEMPERED, 0.25, 0, held_out=8)))
+    command = ["reproduce", "protocol-a", "--seeds", "2", "--out", str(out)]
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in out.iterdir()) == ["curves.jsonl", "protocol-a.jsonl", "protocol-a.md"]
+    rows = read_rows(out / "protocol-a.jsonl")
+    assert [(row["seed"], row["loss"]) for row in rows] == [(0, "logistic"), (0, "bi-tempered"), (1, "logistic")]
+    assert [now[:2] for now in told] == [(epoch, 3) for epoch in range(1, 4)]  # three runs at once
+    assert "| 25% | logistic |" in (out / "protocol-a.md").read_text()
+    assert_rendered(out, "protocol-a.md")
+
+    (out / "protocol-a-0.checkpoint").touch()
+    refused = CliRunner().invoke(cli.app, command)
+    assert refused.exit_code == 1
+    assert "a run was stopped: go on with it with --resume" in refused.stderr
+    assert CliRunner().invoke(cli.app, [*command, "--resume"]).exit_code == 0
+    assert read_rows(out / "protocol-a.jsonl") == rows

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from experiment_cases import assert_rendered
 from typer.testing import CliRunner
 
 from bitempered import cli
-from bitempered.experiments import compare, data, imagenet, table1
+from bitempered.experiments import cells
+from bitempered.experiments.datasets import DATASETS
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.table1 import LEVELS, RECIPES, quick
+from bitempered.experiments.recipes import table1, table2
+from bitempered.experiments.recipes.table1 import LEVELS, RECIPES, quick
 
 PAPER = Path(__file__).parents[1] / "results"
 
@@ -27,7 +30,7 @@ def silent(done, total, text):
 @pytest.fixture
 def mnist(tmp_path, monkeypatch):
     """A folder with 120 + 40 images in MNIST's files: a bright row tells the class."""
-    monkeypatch.setattr(data, "VALIDATION_ROWS", 40)
+    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], validation_rows=40))
     rng = np.random.default_rng(0)
     for name, n in (("train", 120), ("t10k", 40)):
         labels = (np.arange(n) % 10).astype(np.uint8)
@@ -121,6 +124,7 @@ def test_table1_from_the_command_line(mnist, small, tmp_path):
     assert "\nclasses. No setting was searched:\n" in page
     assert "| logistic, paper | 99.40 | 97.64 |" in page
     assert "| bi-tempered (0.5, 4), paper | 99.24 | 98.56 |" in page
+    assert_rendered(out, "table1.csv", "table1.md", "figure3.png")
 
     again = CliRunner().invoke(cli.app, command)
     assert again.exit_code == 0
@@ -155,21 +159,21 @@ def test_some_levels_have_further_seeds(mnist, small, tmp_path, monkeypatch):
     spread = f"{statistics.mean(last[1:]):.2f} ± {statistics.stdev(last[1:]):.2f}"
     assert f"| logistic, last epoch | {last[0]:.2f} | {spread} |" in page
 
-    monkeypatch.delattr(compare, "train")
+    monkeypatch.delattr(cells, "train")
     assert make() == (rows, curves)  # nothing was trained again
 
 
 @pytest.fixture
-def with_besides(small):
-    """A fast recipe without a search, and with a cell of the bi-tempered loss besides."""
+def with_extra(small):
+    """A fast recipe without a search, and with an extra cell of the bi-tempered loss."""
     one = {name: found[:1] for name, found in small.searched.items()}
     training = replace(small.training, network="mlp", optimizer="sgd")
-    besides = compare.Cell(Loss("bi-tempered", (0.8, 1.2)), 0.4, 0.3)
-    return replace(small, training=training, searched=one, besides=(besides,))
+    extra_cells = cells.Cell(Loss("bi-tempered", (0.8, 1.2)), 0.4, 0.3)
+    return replace(small, training=training, searched=one, extra_cells=(extra_cells,))
 
 
-def test_a_cell_trained_besides_has_lines_of_its_own(mnist, with_besides, tmp_path):
-    recipe = with_besides
+def test_an_extra_cell_has_lines_of_its_own(mnist, with_extra, tmp_path):
+    recipe = with_extra
     rows, curves = table1.reproduce(recipe, tmp_path / "out", silent, device="cpu", data_dir=mnist)
     assert [(row["noise"], row["loss"]) for row in rows[:4]] == [
         (level, loss) for level in (0.0, 0.4) for loss in ("logistic", "bi-tempered")
@@ -185,13 +189,13 @@ def test_a_cell_trained_besides_has_lines_of_its_own(mnist, with_besides, tmp_pa
     assert "all 5 cells of a seed" in page
     drawn = [line.get_ydata()[-1] for line in table1.draw_figure3(recipe, curves).axes[5].get_lines()]
     assert drawn == [100 * rows[1]["test_last"], 100 * rows[3]["test_last"]]
-    assert RECIPES["cifar100-wide"].besides
-    assert quick(RECIPES["cifar100-wide"]).besides == ()
+    assert RECIPES["cifar100-wide"].extra_cells
+    assert quick(RECIPES["cifar100-wide"]).extra_cells == ()
 
 
-def test_cells_trained_besides_have_further_seeds_too(mnist, with_besides, tmp_path):
-    (cell,) = with_besides.besides
-    recipe = replace(with_besides, besides=(replace(cell, noise=0.0), cell), more_seeds={0.4: (1, 2)})
+def test_extra_cells_have_further_seeds_too(mnist, with_extra, tmp_path):
+    (cell,) = with_extra.extra_cells
+    recipe = replace(with_extra, extra_cells=(replace(cell, noise=0.0), cell), more_seeds={0.4: (1, 2)})
     rows, _ = table1.reproduce(recipe, tmp_path / "out", silent, device="cpu", data_dir=mnist)
     found = [row for row in rows if row["numbers"] == [0.8, 1.2]]
     assert [(row["noise"], row["seed"]) for row in found] == [(0.0, 0), (0.4, 0), (0.4, 1), (0.4, 2)]
@@ -204,12 +208,12 @@ def test_cells_trained_besides_have_further_seeds_too(mnist, with_besides, tmp_p
     assert len(table1.lines(recipe, rows)) == 8
 
 
-def test_a_cell_that_the_search_chose_is_not_besides(mnist, with_besides, tmp_path):
-    (cell,) = with_besides.besides
-    recipe = replace(with_besides, searched=with_besides.searched | {"bi-tempered": ((cell.loss, cell.rate),)})
+def test_a_cell_that_the_search_chose_is_not_extra(mnist, with_extra, tmp_path):
+    (cell,) = with_extra.extra_cells
+    recipe = replace(with_extra, searched=with_extra.searched | {"bi-tempered": ((cell.loss, cell.rate),)})
     rows, curves = table1.reproduce(recipe, tmp_path / "out", silent, device="cpu", data_dir=mnist)
     assert len(rows) == 4
-    assert (tmp_path / "out" / "table1.md").read_text() == table1.markdown(replace(recipe, besides=()), rows)
+    assert (tmp_path / "out" / "table1.md").read_text() == table1.markdown(replace(recipe, extra_cells=()), rows)
     assert len(table1.draw_figure3(recipe, curves).axes[5].get_lines()[1].get_ydata()) == 2
 
 
@@ -240,16 +244,17 @@ def test_texts_say_how_many_seeds_each_level_has():
     [
         (["table1"], RECIPES["mnist"]),
         (["table1", "--dataset", "cifar100"], RECIPES["cifar100"]),
+        (["figure3", "--dataset", "cifar100", "--network", "resnet56-wide"], RECIPES["cifar100-wide"]),
         (
             ["table1", "--dataset", "cifar100", "--seeds", "2"],
             replace(RECIPES["cifar100"], seeds=(0, 1), more_seeds={}),
         ),
         (["table1", "--dataset", "cifar100", "--quick"], quick(RECIPES["cifar100"])),
         (["table1", "--quick", "--seeds", "2"], replace(quick(RECIPES["mnist"]), seeds=(0, 1))),
-        (["table2"], imagenet.RECIPES["resnet18"]),
+        (["table2"], table2.RECIPES["resnet18"]),
         (
             ["table2", "--quick", "--seeds", "2", "--device", "cpu"],
-            replace(imagenet.quick(imagenet.RECIPES["resnet18"], "cpu"), seeds=(0, 1)),
+            replace(table2.quick(table2.RECIPES["resnet18"], "cpu"), seeds=(0, 1)),
         ),
     ],
 )
@@ -260,7 +265,7 @@ def test_seeds_are_the_recipe_s_unless_told(options, recipe, tmp_path, monkeypat
         given.append(recipe)
         raise KeyboardInterrupt
 
-    for module in (table1, imagenet):
+    for module in (table1, table2):
         monkeypatch.setattr(module, "reproduce", stop)
     done = CliRunner().invoke(cli.app, ["reproduce", *options, "--out", str(tmp_path / "out")])
     assert done.exit_code == 130
@@ -270,16 +275,16 @@ def test_seeds_are_the_recipe_s_unless_told(options, recipe, tmp_path, monkeypat
 def test_a_stopped_table_goes_on_only_when_told_to(mnist, small, tmp_path, monkeypatch):
     out = tmp_path / "out"
     command = ["reproduce", "table1", "--quick", "--data-dir", str(mnist), "--out", str(out)]
-    real = compare.train
+    real = cells.train
 
     def stopped(*given, checkpoint, on_epoch, **options):
         def stop(epoch, metrics):
             raise KeyboardInterrupt
 
-        checkpoint.write_bytes(b"")  # as if the first epoch were in it
+        checkpoint.path.write_bytes(b"")  # as if the first epoch were in it
         return real(*given, checkpoint=None, on_epoch=stop, **options)
 
-    monkeypatch.setattr(compare, "train", stopped)
+    monkeypatch.setattr(cells, "train", stopped)
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 130
     assert "--resume goes on with what is there" in done.stderr
@@ -295,7 +300,11 @@ def test_a_stopped_table_goes_on_only_when_told_to(mnist, small, tmp_path, monke
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dataset", "digits"], "unknown dataset 'digits' of table 1; there is: mnist, cifar100, cifar100-wide"),
+        (["--dataset", "digits"], "table 1 has no dataset 'digits'; choose from: mnist, cifar100"),
+        (
+            ["--dataset", "cifar100", "--network", "vgg"],
+            "table 1 has no network 'vgg' for cifar100; choose from: resnet56, resnet56-wide",
+        ),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
         (["--device", "abacus"], "--device must be cpu or cuda"),
     ],
@@ -334,12 +343,12 @@ NEAREST = {0.1: 0.2, 0.3: 0.4, 0.5: 0.4}  # on CIFAR-100, where other levels are
 def test_committed_settings_are_the_search_s(dataset, settings, searched_at):
     folder = PAPER / f"table1-{dataset}"
     rows, searched = read_rows(folder / "table1.jsonl"), read_rows(folder / "search" / "search.jsonl")
-    besides = RECIPES[dataset].besides
+    extra_cells = RECIPES[dataset].extra_cells
     for row in rows:
         level = searched_at.get(row["noise"], row["noise"])
         found = [s for s in searched if (s["noise"], s["loss"]) == (level, row["loss"])]
         assert len(found) == settings
-        if any((list(cell.loss.numbers), cell.rate) == (row["numbers"], row["learning_rate"]) for cell in besides):
+        if any((list(cell.loss.numbers), cell.rate) == (row["numbers"], row["learning_rate"]) for cell in extra_cells):
             found = [s for s in found if s["numbers"] == row["numbers"]]  # the best of its temperatures
         best = max(found, key=lambda s: s["validation_chosen"])
         assert (best["numbers"], best["learning_rate"]) == (row["numbers"], row["learning_rate"])

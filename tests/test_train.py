@@ -14,10 +14,13 @@ import torch
 
 from bitempered import noise
 from bitempered.experiments import train as loop
-from bitempered.experiments.data import Split, load
+from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint
+from bitempered.experiments.data import Split
+from bitempered.experiments.datasets import load
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import LOSSES, Loss
-from bitempered.experiments.train import BadCheckpoint, Fleet, Member, Training, train
+from bitempered.experiments.networks import NETWORKS
+from bitempered.experiments.train import Fleet, Member, Training, train
 
 TINY = Training("mlp", "adam", epochs=3, batch_size=100, width=8)
 LOGISTIC, TEMPERED = Loss("logistic"), Loss("bi-tempered", (0.5, 2.0))
@@ -82,18 +85,17 @@ def test_clipping_is_by_the_norm_of_a_member_s_whole_gradient():
 
 
 def test_rates_rise_then_fall_by_stairs():
-    factors = loop.rate_factors(replace(TINY, warmup=4, stairs=(0.5, 0.75)), 16)
+    factors = loop.rate_factors(16, stairs=(0.5, 0.75), warmup=4)
     expected = [0.25, 0.5, 0.75] + [1.0] * 5 + [0.1] * 4 + [0.01] * 4
     torch.testing.assert_close(factors, torch.tensor(expected))
 
 
 def test_images_are_standardised_by_channel():
     images = torch.randint(0, 256, (50, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    prepare = loop.Preparation(images, replace(TINY, network="resnet56"), torch.device("cpu"))
-    seen = prepare(images.permute(0, 2, 3, 1), torch.float32)
+    seen = loop.Scaler(images, flat=False)(images.permute(0, 2, 3, 1), torch.float32)
     torch.testing.assert_close(seen.mean(dim=(0, 1, 2)), torch.zeros(3), rtol=0, atol=1e-5)
     torch.testing.assert_close(seen.std(dim=(0, 1, 2)), torch.ones(3), rtol=1e-4, atol=0)
-    flat = loop.Preparation(images, TINY, torch.device("cpu"))(images, torch.float32)
+    flat = loop.Scaler(images, flat=True)(images, torch.float32)
     torch.testing.assert_close(flat.view(50, 3, 4, 4), seen.permute(0, 3, 1, 2))
 
 
@@ -198,10 +200,15 @@ def test_a_run_that_stops_goes_on_bit_for_bit(digits, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(TINY, members, digits, seed=1, checkpoint=tmp_path / "run", on_epoch=stop)
+        train(TINY, members, digits, seed=1, checkpoint=Checkpoint(tmp_path / "run", ""), on_epoch=stop)
     epochs = []
     again = train(
-        TINY, members, digits, seed=1, checkpoint=tmp_path / "run", on_epoch=lambda epoch, _: epochs.append(epoch)
+        TINY,
+        members,
+        digits,
+        seed=1,
+        checkpoint=Checkpoint(tmp_path / "run", ""),
+        on_epoch=lambda epoch, _: epochs.append(epoch),
     )
     assert epochs == [3]
     assert without_time(again) == without_time(whole)
@@ -244,32 +251,14 @@ cli.main()
     assert not list(killed.glob("*.checkpoint"))
 
 
-def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path, monkeypatch):
-    path = tmp_path / "run"
-    one = member(digits, TEMPERED)
-    train(TINY, [one], digits, seed=0, checkpoint=path)
-    # As many wrong labels as before, but others; one pixel; one label.
-    labels = one.train[::-1].copy(), one.validation.copy()
-    pixels = [part[0].copy() for part in (digits.train, digits.validation, digits.test)]
-    pixels[2][0, 0] += 1
-    test_labels = digits.test[1].copy()
-    test_labels[0] += 1
-    for training, members, split, seed in [
-        (replace(TINY, epochs=4), [one], digits, 0),
-        (TINY, [replace(one, rate=2e-2)], digits, 0),
-        (TINY, [replace(one, loss=Loss("bi-tempered", (0.5, 2.0000001)))], digits, 0),
-        (TINY, [one], digits, 1),
-        (TINY, [replace(one, train=labels[0])], digits, 0),
-        (TINY, [replace(one, validation=one.validation[::-1].copy())], digits, 0),
-        (TINY, [one], replace(digits, test=(pixels[2], digits.test[1])), 0),
-        (TINY, [one], replace(digits, test=(digits.test[0], test_labels)), 0),
-    ]:
-        with pytest.raises(BadCheckpoint, match=r"run is of another run than this; delete it"):
-            train(training, members, split, seed=seed, checkpoint=path)
-    train(TINY, [one], digits, seed=0, checkpoint=path)
-    monkeypatch.setattr(loop, "provenance", lambda device: {"torch": "1.0"})
-    with pytest.raises(BadCheckpoint, match=r"run is of another run than this; delete it"):
-        train(TINY, [one], digits, seed=0, checkpoint=path)
+def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path):
+    ours, path = Checkpoint.of(tmp_path, "run", [{"seed": 0}]), tmp_path / "run"
+    train(TINY, [member(digits)], digits, seed=0, checkpoint=ours)
+    other = Checkpoint.of(tmp_path, "run", [{"seed": 1}])
+    assert other.path != ours.path
+    ours.path.rename(other.path)
+    with pytest.raises(BadCheckpoint, match=f"{path}.* belongs to another run; delete it, or choose another folder"):
+        train(TINY, [member(digits)], digits, seed=1, checkpoint=other)
 
 
 def spoil(name, kept):
@@ -311,28 +300,27 @@ def spoil(name, kept):
 )  # fmt: skip
 def test_a_checkpoint_of_this_run_with_something_else_in_it_is_refused(name, digits, tmp_path):
     path = tmp_path / "run"
-    train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
+    train(TINY, [member(digits)], digits, seed=0, checkpoint=Checkpoint(path, ""))
     kept = torch.load(path, weights_only=True)
     spoil(name, kept)
     torch.save(kept, path)
-    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or a damaged one; delete it to train again"):
-        train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
+    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or is damaged; delete it to train again"):
+        train(TINY, [member(digits)], digits, seed=0, checkpoint=Checkpoint(path, ""))
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half"])
 def test_a_damaged_checkpoint_is_refused(content, digits, tmp_path):
     path = tmp_path / "run"
     path.write_bytes(content)
-    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or a damaged one"):
-        train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
+    with pytest.raises(BadCheckpoint, match="is not a checkpoint, or is damaged"):
+        train(TINY, [member(digits)], digits, seed=0, checkpoint=Checkpoint(path, ""))
     assert path.read_bytes() == content
 
 
-def test_a_checkpoint_with_any_wrong_byte_is_refused_or_read(digits, tmp_path, monkeypatch):
+def test_a_checkpoint_with_any_wrong_byte_is_refused_or_read(digits, tmp_path):
     """Among them offsets that no file can be moved to, which is no fault of the folder."""
-    monkeypatch.setattr(loop, "provenance", lambda device: {})
     path, rng = tmp_path / "run", np.random.default_rng(0)
-    train(replace(TINY, epochs=1), [member(digits)], digits, seed=0, checkpoint=path)
+    train(replace(TINY, epochs=1), [member(digits)], digits, seed=0, checkpoint=Checkpoint(path, ""))
     fleet, whole = Fleet(replace(TINY, epochs=1), [member(digits)], digits, 0, torch.device("cpu")), path.read_bytes()
     directory = whole.index(b"PK\x01\x02")  # of the archive
     for _ in range(200):
@@ -341,14 +329,14 @@ def test_a_checkpoint_with_any_wrong_byte_is_refused_or_read(digits, tmp_path, m
         content[at : at + 4] = rng.integers(0, 256, 4, dtype=np.uint8).tobytes()
         path.write_bytes(content)
         with suppress(BadCheckpoint):
-            fleet.load(path)
+            Checkpoint(path, "").load(fleet.restore, fleet.device)
 
 
 def test_checkpoints_execute_nothing(digits, tmp_path):
     path = tmp_path / "run"
     torch.save({"identity": print}, path)
     with pytest.raises(BadCheckpoint):
-        train(TINY, [member(digits)], digits, seed=0, checkpoint=path)
+        train(TINY, [member(digits)], digits, seed=0, checkpoint=Checkpoint(path, ""))
 
 
 # Names
@@ -370,7 +358,7 @@ def test_every_loss_has_a_value_for_each_row(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hinge", "unknown loss 'hinge'; there is: logistic, bi-tempered"),
+        ("hinge", "unknown loss 'hinge'; choose from: logistic, bi-tempered"),
         ("bi-tempered", r"bi-tempered takes 2 numbers, written bi-tempered:t1:t2; got \[\]"),
         ("logistic:1", "logistic takes 0 numbers"),
         ("gce:much", "cannot use the loss 'gce:much'"),
@@ -386,7 +374,7 @@ def test_bad_losses_are_refused_before_any_work(text, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimizer": "lion"}, "unknown optimizer 'lion'; there is: adam, adadelta, sgd"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'; choose from: adam, adadelta, sgd"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
     ],
@@ -398,11 +386,11 @@ def test_bad_settings_are_refused(change, message):
 
 @pytest.mark.parametrize(("name", "channels"), [("resnet56", 64), ("resnet56-wide", 256)])
 def test_the_wide_network_is_four_times_as_wide(digits, name, channels):
-    network = replace(TINY, network=name).make_network(digits)
+    network = NETWORKS[name].make((3, 32, 32), digits.num_classes, 8)
     assert network.initial(torch.Generator().manual_seed(0))["dense0"].shape == (channels, digits.num_classes)
 
 
 def test_a_network_that_is_not_there_is_refused(digits):
-    with pytest.raises(ValueError, match="unknown network 'vgg'; there is: mlp, mnist_cnn, resnet56, resnet56-wide"):
+    with pytest.raises(ValueError, match="unknown network 'vgg'; choose from: mlp, mnist_cnn, resnet56, resnet56-wide"):
         train(replace(TINY, network="vgg"), [member(digits)], digits, seed=0)
     assert math.isinf(TINY.clip)

@@ -4,11 +4,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
+
+from bitempered.experiments import recipes
 
 NEEDS = 'this command needs the experiments extra: pip install "bitempered[experiments]"'
 
@@ -42,7 +43,7 @@ def bitempered(
     """The robust bi-tempered logistic loss: experiments from the command line."""
 
 
-DATA_DIR = typer.Option(help="Folder with the data set's files; without it they are downloaded, but for ImageNet.")
+DATA_DIR = typer.Option(help="Folder with the data set's files; without it they are downloaded, except ImageNet.")
 DEVICE = typer.Option(help="Where to train: cpu or cuda. Without it, cuda if there is one.")
 
 
@@ -65,6 +66,9 @@ def compare(
     noise_model: Annotated[
         str, typer.Option(help="symmetric (over the other classes), symmetric-all, pair-flip, or human (cifar100).")
     ] = "symmetric",
+    network: Annotated[
+        str | None, typer.Option(help="mlp, mnist_cnn, resnet56 or resnet56-wide; without it, what suits the data set.")
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Runs per noise level and loss.")] = 5,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the training rows; without it, what suits the data set.")
@@ -78,33 +82,31 @@ def compare(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for rows, table and figure; without it results/compare, of data other than digits "
-            "with their name behind it."
+            help="Folder for rows, table and figure; without it results/compare for digits, results/compare-NAME for "
+            "other data."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of the table.")] = False,
 ) -> None:
-    """Train losses on noisy labels, the logistic and the bi-tempered one unless told otherwise, and compare them.
+    """Train losses on noisy labels, by default the logistic and the bi-tempered one, and compare them.
 
     Writes compare.jsonl (one row per run), curves.jsonl (one per epoch), compare.md, compare.csv and compare.png. The
-    same command again goes on where it was stopped and reuses the runs of the same code that are in compare.jsonl.
+    same command again goes on where it was stopped, and does not repeat runs that are in compare.jsonl.
     """
     try:
         from rich.console import Console
 
-        from bitempered.experiments import report
-        from bitempered.experiments.compare import comparison, run, write_csv
-        from bitempered.experiments.figures import png
-        from bitempered.experiments.files import write_atomically
+        from bitempered.experiments import cells, report
         from bitempered.experiments.losses import Loss
+        from bitempered.experiments.recipes import compare as setup
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
     try:
         parsed = tuple(Loss.parse(loss.strip()) for loss in losses.split(","))
-        recipe = comparison(
+        recipe = setup.comparison(
             dataset, parsed, numbers("noise", noise), seeds, epochs,
-            None if rates is None else numbers("rates", rates), noise_model, label_column,
+            None if rates is None else numbers("rates", rates), noise_model, label_column, network,
         )  # fmt: skip
     except ValueError as error:
         fail(str(error), 2)
@@ -112,44 +114,33 @@ def compare(
     out = out or Path("results/compare" if dataset == "digits" else f"results/compare-{Path(dataset).stem}")
 
     with clear_errors(out):
-        with progress_bar() as show:
-            rows = run(recipe, out, show, device=device, data_dir=data_dir)
-        write_csv(out / "compare.csv", rows)
-        write_atomically(out / "compare.md", report.markdown(recipe, rows).encode())
-        write_atomically(out / "compare.png", png(report.figure(recipe, rows)))
+        with progress_bar() as progress:
+            rows = cells.run(recipe, out, progress, device=device, data_dir=data_dir)
+        report.write(out, setup.pages(recipe, rows))
 
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        Console().print(report.table(recipe, rows))
+        Console().print(setup.table(recipe, rows))
         print(f"Written to {out}: compare.md, compare.csv, compare.png and compare.jsonl (delete it to train again)")
-
-
-TABLE_OPTIONS = {"quick", "resume", "seeds", "data_dir", "device"}
-OPTIONS = {  # of `reproduce`, besides --out
-    "figure1": set(),
-    "figure2": {"quick", "resume", "seeds"},
-    "figure3": TABLE_OPTIONS | {"dataset"},
-    "table1": TABLE_OPTIONS | {"dataset"},
-    "table2": TABLE_OPTIONS | {"network"},
-}
 
 
 @app.command()
 def reproduce(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(help="figure1, figure2, figure3, table1 or table2.")],
-    dataset: Annotated[
-        str,
-        typer.Option(help="Of table1 and figure3: mnist, cifar100, or cifar100-wide, whose net is 4 times as wide."),
-    ] = "mnist",
-    network: Annotated[str, typer.Option(help="Of table2: resnet18 or resnet50.")] = "resnet18",
+    what: Annotated[str, typer.Argument(help=f"{', '.join(recipes.REPRODUCED)}.")],
+    dataset: Annotated[str | None, typer.Option(help="For table1 and figure3: mnist or cifar100.")] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help="For cifar100 in table1 and figure3: resnet56 or resnet56-wide, 4 times as wide; for table2: resnet18 "
+            "or resnet50. Without it, the first."
+        ),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="For a laptop: a small table, which shows no effect; figure2 of one seed.")
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run that was stopped (figure2 begins anew).")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     seeds: Annotated[
         int | None, typer.Option(help="Runs for each cell or panel; without it, as many as its recipe has.")
     ] = None,
@@ -170,45 +161,76 @@ def reproduce(
     figure3: accuracy by epoch in the runs of table1.
 
     table2: both losses on ImageNet, and what the loss adds to a step; needs torchvision, and a GPU for days.
+
+    protocol-a, protocol-b: losses on CIFAR-100 with symmetric noise or human labels, as papers on noisy labels compare
+    them; needs a GPU, an hour of an H200 or less.
+    """
+    if what not in recipes.REPRODUCED:
+        fail(f"unknown figure or table {what!r}; choose from: {', '.join(recipes.REPRODUCED)}", 2)
+    takes = recipes.REPRODUCED[what]
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if useless := given - takes - {"what", "out"}:
+        fail(f"{what} has no {in_words(useless)}; it takes: {in_words(takes | {'out'})}", 2)
+    if seeds is not None and seeds < 1:
+        fail(f"seeds must be at least 1, got {seeds}", 2)
+    try:
+        from rich.console import Console
+
+        options = recipes.Options(choose_device(device), dataset, network, quick, seeds, data_dir)
+        plan = recipes.plan(what, options)
+    except ModuleNotFoundError as missing:
+        fail(f"{missing}; {NEEDS}", 1)
+    except ValueError as error:
+        fail(str(error), 2)
+    out = out or Path("results") / plan.name
+    if "resume" in takes:
+        check_stopped(out, resume)
+    goes_on = "the same command with --resume goes on with what is there"
+    with clear_errors(out, goes_on if "resume" in takes else "nothing was written"), progress_bar() as progress:
+        table = plan.make(out, progress)
+    if table is not None:
+        Console().print(table)
+    print(f"Written to {out}: {plan.files}")
+
+
+@app.command()
+def report(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="A folder of rows, by its path or its name in results, such as table1-mnist; or compare, figure2, "
+            "figure3, table1, table2, protocol-a or protocol-b: every folder in results that has one."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to, a subfolder for each; without it, beside the rows.")
+    ] = None,
+) -> None:
+    """Make tables and figures again from the rows of earlier runs: nothing is trained, no data is needed.
+
+    Without an argument, all of every folder in results. Figure 2's picture is not in its rows: reproduce it.
     """
     try:
-        from bitempered.experiments import figure2
-        from bitempered.experiments.figures import FIGURES, png
-        from bitempered.experiments.files import write_atomically, write_rows
+        from bitempered.experiments import report as reports
+        from bitempered.experiments import runs  # noqa: F401  (for torch, which every recipe needs)
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
-    if what not in OPTIONS:
-        fail(f"unknown figure or table {what!r}; there is: {', '.join(OPTIONS)}", 2)
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    if useless := given - OPTIONS[what] - {"what", "out"}:
-        fail(f"{what} has no {in_words(useless)}; it takes: {in_words(OPTIONS[what] | {'out'})}", 2)
-    if seeds is not None and seeds < 1:
-        fail(f"seeds must be at least 1, got {seeds}", 2)
-    if what in ("figure3", "table1"):
-        reproduce_table1(dataset, quick, resume, seeds, data_dir, device, out)
-        return
-    if what == "table2":
-        reproduce_table2(network, quick, resume, seeds, data_dir, device, out)
-        return
-    out = out or Path(f"results/{what}{'-quick' if quick else ''}")
-    path = out / f"{what}.png"
-    with clear_errors(out, "nothing was written"):
-        out.mkdir(parents=True, exist_ok=True)  # before the work, so that a folder that cannot be made is found at once
-        if what == "figure2":
-            recipe = figure2.Recipe()
-            if quick or seeds:
-                recipe = replace(recipe, seeds=seeds or 1)
-            with progress_bar() as show:
-                rows, panels = figure2.run(recipe, show)
-            drawing = figure2.draw(recipe, rows, panels)
-            write_rows(out / "figure2.jsonl", rows)
-            write_atomically(out / "figure2.md", figure2.markdown(recipe, rows).encode())
-        else:
-            drawing = FIGURES[what]()
-        write_atomically(path, png(drawing))
-    print(f"Written to {path}")
+    root = Path("results")
+    chosen = recipes.folders(root) if what is None else recipes.choose(what, root)
+    if not chosen:
+        kinds = ", ".join(recipes.ROWS)
+        fail(f"no rows of {what or 'any figure or table'} here; choose a folder that has some, or from: {kinds}", 2)
+    for folder in chosen:
+        target = folder if out is None else out / folder.name
+        with clear_errors(target, "some pages may be old, none is half-written"):
+            pages = recipes.render(folder)
+            target.mkdir(parents=True, exist_ok=True)
+            reports.write(target, pages)
+        print(f"Written to {target}: {', '.join(pages)}")
+        if "figure2.md" in pages:
+            print("figure2.png needs more than the rows: bitempered reproduce figure2 draws it")
 
 
 @app.command()
@@ -248,55 +270,6 @@ def bench(
         fail(f"these failed: {'; '.join(failed)}", 1)
 
 
-def reproduce_table1(
-    dataset: str, quick: bool, resume: bool, seeds: int | None, data_dir: Path | None,
-    device: str | None, out: Path | None,
-) -> None:  # fmt: skip
-    from rich.console import Console
-
-    from bitempered.experiments import table1
-
-    if dataset not in table1.RECIPES:
-        fail(f"unknown dataset {dataset!r} of table 1; there is: {', '.join(table1.RECIPES)}", 2)
-    device = choose_device(device)
-    recipe = table1.quick(table1.RECIPES[dataset]) if quick else table1.RECIPES[dataset]
-    if seeds is not None:
-        recipe = replace(recipe, seeds=tuple(range(seeds)), more_seeds={})
-    out = out or Path(f"results/table1-{dataset}{'-quick' if quick else ''}")
-    check_stopped(out, resume)
-    with clear_errors(out, "the same command with --resume goes on with what is there"), progress_bar() as show:
-        rows, _ = table1.reproduce(recipe, out, show, device=device, data_dir=data_dir)
-    Console().print(table1.table(recipe, rows))
-    print(
-        f"Written to {out}: table1.md, table1.csv, figure3.png, curves.jsonl, table1.jsonl (delete it to train again)"
-    )
-
-
-def reproduce_table2(
-    network: str, quick: bool, resume: bool, seeds: int | None, data_dir: Path | None, device: str | None,
-    out: Path | None,
-) -> None:  # fmt: skip
-    from rich.console import Console
-
-    from bitempered.experiments import imagenet
-
-    if network not in imagenet.RECIPES:
-        fail(f"unknown network {network!r} of table 2; there is: {', '.join(imagenet.RECIPES)}", 2)
-    device = choose_device(device)
-    recipe = imagenet.quick(imagenet.RECIPES[network], device) if quick else imagenet.RECIPES[network]
-    if seeds is not None:
-        recipe = replace(recipe, seeds=tuple(range(seeds)))
-    out = out or Path(f"results/table2-{network}{'-quick' if quick else ''}")
-    check_stopped(out, resume)
-    with clear_errors(out, "the same command with --resume goes on with what is there"), progress_bar() as show:
-        try:
-            rows, speed = imagenet.reproduce(recipe, out, show, device=device, data_dir=data_dir)
-        except ImportError as error:
-            fail(str(error), 1)
-    Console().print(imagenet.table(recipe, rows, speed))
-    print(f"Written to {out}: table2.md, table2.jsonl, curves.jsonl, speed.jsonl (delete it to time again)")
-
-
 def numbers(option: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(number) for number in text.split(","))
@@ -304,7 +277,7 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
         raise ValueError(f"--{option} must be numbers separated by commas, such as 0,0.2,0.4; got {text!r}") from None
 
 
-def in_words(options: set[str]) -> str:
+def in_words(options: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(options))
 
 
@@ -321,16 +294,16 @@ def choose_device(device: str | None) -> str:
     if device not in (None, "cpu", "cuda"):
         fail(f"--device must be cpu or cuda, got {device!r}", 2)
     if device == "cuda" and found == "cpu":
-        fail("there is no CUDA device that torch can use; leave --device away to train on the CPU", 2)
+        fail("torch finds no CUDA device; omit --device to train on the CPU", 2)
     return device or found
 
 
 @contextmanager
 def clear_errors(out: Path, stopped: str = "the same command goes on with what is there") -> Iterator[None]:
-    """Turn what can go wrong with a folder of results into one line each; `stopped` is for Ctrl-C."""
+    """Print one line for whatever goes wrong with a folder of results; `stopped` is what to say after Ctrl-C."""
+    from bitempered.experiments.checkpoints import BadCheckpoint
     from bitempered.experiments.files import BadRows
     from bitempered.experiments.sources import DataError
-    from bitempered.experiments.train import BadCheckpoint
 
     with_main = signal.getsignal(signal.SIGINT) is stop_at_once
     try:
@@ -341,6 +314,10 @@ def clear_errors(out: Path, stopped: str = "the same command goes on with what i
         fail(f"stopped; {stopped} ({out})", 130)
     except OSError as error:
         fail(f"cannot use the folder {out}: {error}", 1)
+    except ModuleNotFoundError as missing:
+        fail(f"{missing}; {NEEDS}", 1)
+    except ImportError as error:  # of torchvision, which says what to install
+        fail(str(error), 1)
     except (BadRows, DataError, BadCheckpoint) as error:
         fail(str(error), 1)
     finally:
@@ -350,7 +327,7 @@ def clear_errors(out: Path, stopped: str = "the same command goes on with what i
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on the terminal, none where there is no terminal: call it with work done, work in all, what is running."""
+    """A progress bar, if there is a terminal: call it with the work done, the total, and what is running."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from bitempered import kernels
 from bitempered.experiments import bench_report
-from bitempered.experiments.figures import png
 from bitempered.experiments.files import write_atomically, write_rows
-from bitempered.experiments.origin import provenance, today
+from bitempered.experiments.report import png
+from bitempered.experiments.runs import provenance, today
 from bitempered.kernels import cpu
 from bitempered.torch import bi_tempered_logistic_loss, linear_bi_tempered_logistic_loss, tempered_softmax
 

@@ -1,4 +1,4 @@
-"""Datasets, split into training, validation and test rows."""
+"""Rows and labels, split into training, validation and test parts."""
 
 import hashlib
 from dataclasses import dataclass
@@ -6,31 +6,24 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from bitempered import noise
-from bitempered.experiments.sources import SOURCES, DataError, fetch, read_cifar, read_idx, read_table
+from bitempered.experiments.sources import DataError
 
 __all__ = [
     "Dataset",
     "Part",
     "Ring",
     "Split",
-    "check_dataset",
-    "digits",
+    "divide",
     "fingerprint",
-    "is_table",
-    "load",
+    "human_labels_file",
     "load_human_labels",
-    "read",
-    "read_images",
     "ring",
 ]
 
 Part = tuple[np.ndarray, np.ndarray]  # features (n, d) float32 or images (n, c, h, w) uint8, labels (n,) int64
-TABLES = (".csv", ".parquet")
-VALIDATION_ROWS = 5_000  # of the 60,000 or 50,000 training images, as many as half a test set
 
 
 @dataclass(frozen=True)
@@ -46,7 +39,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What was read: rows to train and to validate, and test rows, which are the same for every seed.
+    """What was read: rows to train and validate on, and test rows, which are the same for every seed.
 
     Nothing that is tuned on one seed's validation rows has then seen another seed's test rows.
     """
@@ -60,7 +53,7 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of all that was read."""
+        """A hash of everything that was read."""
         return fingerprint(*self.rest, *self.test)
 
     def split(self, seed: int) -> Split:
@@ -88,79 +81,20 @@ def fingerprint(*arrays: np.ndarray) -> str:
     return digest.hexdigest()[:16]
 
 
-def check_dataset(name: str) -> None:
-    """Raise a ValueError that lists the datasets if `name` is not one of them nor a table's file."""
-    if name != "digits" and name not in SOURCES and not is_table(name):
-        known = ["digits", *SOURCES, "a path that ends in .csv or .parquet"]
-        raise ValueError(f"unknown dataset {name!r}; there is: {', '.join(known)}")
-
-
-def is_table(name: str) -> bool:
-    return Path(name).suffix in TABLES
-
-
-def load(name: str, seed: int, data_dir: Path | None = None, label_column: str = "label") -> Split:
-    """Read a dataset and split it."""
-    return read(name, data_dir, label_column).split(seed)
-
-
-def read(name: str, data_dir: Path | None = None, label_column: str = "label") -> Dataset:
-    """Read a dataset by name, or a table by its path.
-
-    "digits": what scikit-learn carries (no download).
-
-    "mnist", "fashion-mnist", "cifar100": files of `data_dir`, else downloaded once. They have test images of their own;
-    5,000 of the others validate. Images stay uint8, a quarter of what float32 takes: they are scaled where they are
-    used.
-
-    A CSV or Parquet file: a fifth each to test and validate, columns standardised.
-    """
-    check_dataset(name)
-    if name in SOURCES:
-        rest, test = read_images(name, data_dir)
-        return Dataset(name, rest, test, 100 if name == "cifar100" else 10, VALIDATION_ROWS)
-    if name == "digits":
-        return digits()
-    features, labels, classes = read_table(Path(name), label_column)
-    if len(classes) < 2:
-        raise DataError(f"{name}: column {label_column!r} must hold at least two classes, got {len(classes)}")
-    fifth = -(-len(labels) // 5)
-    rest, test = divide(name, features, labels, fifth, 2019)
-    return Dataset(name, rest, test, len(classes), fifth, standardise=True)
-
-
-def digits(test_seed: int = 2019) -> Dataset:
-    """Return scikit-learn's 1,797 grey 8 x 8 digits: 797 rows to test, 500 each to train and to validate."""
-    pixels, labels = load_digits(return_X_y=True)
-    # Pixels are counts from 0 to 16.
-    rest, test = divide("digits", (pixels / 16).astype(np.float32), labels.astype(np.int64), 797, test_seed)
-    return Dataset("digits", rest, test, 10, 500)
-
-
-def read_images(name: str, data_dir: Path | None) -> tuple[Part, Part]:
-    """Return all training and all test images in their published order, with their labels."""
-    paths = fetch(name, data_dir)
-    if name == "cifar100":
-        train, test = (read_cifar(paths[0], part) for part in ("train", "test"))
-        return train, test
-    parts = []
-    for images_file, labels_file in (paths[:2], paths[2:]):
-        images, labels = read_idx(images_file), read_idx(labels_file)
-        if images.shape != (*labels.shape, 28, 28) or not labels.size or labels.max() > 9:
-            raise DataError(
-                f"{images_file} and {labels_file} must hold n images of 28 x 28 and n labels from 0 to 9, "
-                f"got shapes {images.shape} and {labels.shape}; get them again"
-            )
-        parts.append((images[:, None], labels.astype(np.int64)))
-    return parts[0], parts[1]
-
-
-def load_human_labels(labels: np.ndarray, path: Path) -> np.ndarray:
-    """Return the labels that people gave, from CIFAR-100N's .npz file, for all training labels in published order."""
+def load_human_labels(labels: np.ndarray, data_dir: Path | None) -> np.ndarray:
+    """Return the labels that people gave to CIFAR-100's training images, for all of them in published order."""
     try:
-        return noise.from_file(labels, path)
+        return noise.from_file(labels, human_labels_file(data_dir))
     except (OSError, ValueError) as error:
         raise DataError(str(error)) from error
+
+
+def human_labels_file(data_dir: Path | None) -> Path:
+    """Return the path of cifar100n.npz, in the data folder or its subfolder cifar-100n."""
+    if data_dir is None:
+        raise DataError("human labels are read from cifar100n.npz in a folder that you name with --data-dir")
+    paths = [data_dir / "cifar100n.npz", data_dir / "cifar-100n" / "cifar100n.npz"]
+    return next((path for path in paths if path.exists()), paths[0])
 
 
 def divide(name: str, features: np.ndarray, labels: np.ndarray, rows: int, seed: int) -> tuple[Part, Part]:

@@ -1,4 +1,4 @@
-"""Result files that are never half-written, by however many processes, whatever ends them."""
+"""Result files that are never half-written, even if several processes write them and some are killed."""
 
 import fcntl
 import json
@@ -10,7 +10,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BadRows", "append_rows", "lock", "read_rows", "write_atomically", "write_rows"]
+__all__ = ["BadRows", "Row", "append_rows", "lock", "read_rows", "write_atomically", "write_rows"]
+
+Row = dict[str, Any]  # one result, with all that it depends on
 
 
 class BadRows(Exception):
@@ -32,9 +34,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def open_locked(path: Path, *, wait: bool = True) -> Iterator[FileIO | None]:
-    """Open a file, made if need be, that no other process holds; yield none where one does and we do not wait.
+    """Lock and open a file, creating it if necessary; yield None if another process holds it and we do not wait.
 
-    The lock goes with the process, however that ends.
+    The lock ends with the process, even if that is killed.
     """
     while True:
         with path.open("ab+", buffering=0) as file:
@@ -50,7 +52,7 @@ def open_locked(path: Path, *, wait: bool = True) -> Iterator[FileIO | None]:
 
 @contextmanager
 def lock(folder: Path, name: str, *, wait: bool) -> Iterator[bool]:
-    """Hold the right to make the files `name`-* in a folder, alone among all processes; yield whether it is held."""
+    """Let one process at a time make the files `name`-* in a folder; yield whether it is this one."""
     path = folder / f".{name}.lock"
     with open_locked(path, wait=wait) as file:
         if file is None:
@@ -64,12 +66,12 @@ def lock(folder: Path, name: str, *, wait: bool) -> Iterator[bool]:
             path.unlink(missing_ok=True)
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: list[Row]) -> None:
     """Write rows as JSON lines."""
     write_atomically(path, encode(rows))
 
 
-def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def append_rows(path: Path, rows: list[Row]) -> None:
     """Add rows to a file of them, all or none; other processes may do so at the same time."""
     with open_locked(path) as file:
         assert file is not None
@@ -87,8 +89,8 @@ def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
             raise
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read rows that `write_rows` or `append_rows` wrote; none if there is no such file yet."""
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of a file; there are none if it does not exist yet."""
     if not path.exists():
         return []
     rows = []
@@ -103,18 +105,18 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def without_torn(content: bytes) -> bytes:
-    """Leave off the beginning of a row that a process was writing when it was killed: it is no row yet."""
+    """Drop the beginning of a row at the end: a process was killed while it wrote it."""
     start = content.rfind(b"\n") + 1
     last = content[start:]
     return content[:start] if last.startswith(b"{") and decode(last) is None else content
 
 
-def encode(rows: list[dict[str, Any]]) -> bytes:
+def encode(rows: list[Row]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def decode(line: bytes) -> dict[str, Any] | None:
-    """Return the row in a line, none if it holds something else."""
+def decode(line: bytes) -> Row | None:
+    """Return the row in a line, or None if it holds something else."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -5,7 +5,7 @@ convolution slowly and separate ones leave the GPU idle, so these kernels take a
 matrix products over tiles of pixels, activations `(members, n, height, width, channels)`, bias, ReLU, shortcut and
 the derivative of ReLU folded into the last lines. Weights are `(members, taps * taps * inputs, outputs)`, taps first.
 Sums over pixels are split in a fixed way and added in a fixed order, so results do not vary from run to run.
-`models` has the same networks in plain PyTorch; tests/test_models.py compares.
+`networks` has the same networks in plain PyTorch; tests/test_networks.py compares.
 """
 
 from itertools import pairwise

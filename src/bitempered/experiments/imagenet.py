@@ -1,101 +1,65 @@
-"""The recipe behind `bitempered reproduce table2`: ResNets on ImageNet, the logistic and the bi-tempered loss.
+"""ResNets on ImageNet's folders: reading the images, and one run of training.
 
-The paper states the temperatures, 180 epochs, batches of 4,096, SGD with momentum, and a staircase of learning rates.
-What it does not state is the usual recipe for batches of that size: a rate of 0.1 for every 256 images, reached over
-five epochs, falling to a tenth after 1/3, 2/3 and 8/9 of the run; decay of 1e-4 on filters and matrices only; crops
-of 8 to 100 % of a training image, half of them mirrored; of a validation image its centre. A batch is made of
-micro-batches whose gradients are added, so batch normalisation sees one micro-batch at a time.
-
-All that is random follows from the seed, the epoch and the image: a run that was stopped goes on from the last epoch
-that it finished, and on a CPU comes to the same numbers bit for bit.
-
-Reference: Amid, Warmuth, Anil, Koren, section 5.2; Goyal et al., Accurate, Large Minibatch SGD, 2017.
+A batch is made of micro-batches whose gradients are added, so batch normalisation sees one micro-batch at a time.
+Crops are of 8 to 100 % of a training image, half of them mirrored; of a validation image its centre. All that is random
+follows from the seed, the epoch and the image: a run that was stopped goes on from the last epoch that it finished, and
+on a CPU comes to the same numbers bit for bit.
 """
 
 import hashlib
-import io
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from statistics import mean, median, quantiles, stdev
 
 import numpy as np
 import torch
 from PIL import Image
-from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bitempered.experiments import models
-from bitempered.experiments.compare import Progress, Row, checkpoint_file, find, tell_of_others
-from bitempered.experiments.files import append_rows, lock, read_rows, write_atomically
+from bitempered.experiments import networks
+from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.origin import provenance, today
+from bitempered.experiments.runs import Row, identity
 from bitempered.experiments.sources import DataError
-from bitempered.experiments.train import BadCheckpoint, Training, rate_factors
+from bitempered.experiments.train import rate_factors
 
-__all__ = ["RECIPES", "Table2", "markdown", "quick", "reproduce", "table"]
+__all__ = ["Data", "Images", "Learner", "Run", "Training", "read_folder"]
 
-CLASSES = 1000  # of ImageNet
 SUFFIXES = (".jpeg", ".jpg", ".png")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, red, green, blue
-PAPER = {
-    "resnet18": {"logistic": "71.333 ± 0.069", "bi-tempered": "71.618 ± 0.163"},
-    "resnet50": {"logistic": "76.332 ± 0.105", "bi-tempered": "76.748 ± 0.164"},
-}
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclass(frozen=True)
-class Table2:
-    """What is trained for one network, and what is timed."""
+class Training:
+    """The settings of a run: SGD with momentum, decay on filters and matrices only."""
 
-    training: Training
-    rate: float = 1.6
-    losses: tuple[Loss, ...] = (Loss("logistic"), Loss("bi-tempered", (0.9, 1.05)))
-    micro_batch: int = 256
+    network: str  # "resnet18" or "resnet50"
+    epochs: int
+    batch_size: int
+    micro_batch: int
+    rate: float
     size: int = 224  # of the images that the network sees
-    images: int | None = None  # at most so many in training and in validation: the first of each class, at least one
-    seeds: tuple[int, ...] = (0, 1, 2)
-    timed: tuple[int, int] = (256, 224)  # images in the step that is timed, and their size
-    turns: int = 20  # that each loss is timed
+    stairs: tuple[float, ...] = ()  # fractions of the run after which the rate falls to a tenth
+    warmup: int = 0  # steps in which the rate rises from 0
+    momentum: float = 0.9
+    weight_decay: float = 0.0
 
-    def setting(self, loss: Loss, seed: int, data: "Data") -> Row:
-        """What a run depends on, in the words of its row."""
-        training = self.training
-        return {
-            "network": training.network, "loss": loss.name, "numbers": list(loss.numbers), "seed": seed,
-            "learning_rate": self.rate, "epochs": training.epochs, "batch_size": training.batch_size,
-            "micro_batch": self.micro_batch, "stairs": list(training.stairs), "warmup": training.warmup,
-            "momentum": training.momentum, "weight_decay": training.weight_decay, "size": self.size,
+    def identity(self, loss: Loss, seed: int, data: "Data") -> Row:
+        """Return what a run depends on, by the keys of its row."""
+        setting = {
+            "network": self.network, "loss": loss.name, "numbers": list(loss.numbers), "seed": seed,
+            "learning_rate": self.rate, "epochs": self.epochs, "batch_size": self.batch_size,
+            "micro_batch": self.micro_batch, "stairs": list(self.stairs), "warmup": self.warmup,
+            "momentum": self.momentum, "weight_decay": self.weight_decay, "size": self.size,
             "classes": data.classes, "train_images": len(data.train.names),
-            "validation_images": len(data.validation.names), "data": data.digest,
+            "validation_images": len(data.validation.names),
         }  # fmt: skip
-
-
-# ImageNet's 1,281,167 images are 312 batches, so that five epochs are 1,560 steps.
-RECIPES = {
-    name: Table2(
-        Training(
-            name, "sgd", epochs=180, batch_size=4096, stairs=(1 / 3, 2 / 3, 8 / 9), warmup=1_560, weight_decay=1e-4
-        )
-    )
-    for name in PAPER
-}
-
-
-def quick(recipe: Table2, device: str) -> Table2:
-    """A recipe for any folder and machine: up to 2,000 small images, two epochs. It shows no effect.
-
-    On a GPU the step that is timed keeps its full size.
-    """
-    training = replace(recipe.training, epochs=2, batch_size=64, warmup=0)
-    small = replace(recipe, training=training, rate=0.025, micro_batch=16, size=64, images=2_000, seeds=(0,))
-    return small if device == "cuda" else replace(small, timed=(16, 64), turns=5)
+        return identity(setting, data.digest)
 
 
 # Images
@@ -155,7 +119,7 @@ def random_box(width: int, height: int, *, rng: np.random.Generator) -> Box:
 
 @dataclass(frozen=True)
 class Data:
-    """Both parts, how many classes there are, and a hash of names and sizes: to read all files would take too long."""
+    """Both parts, the number of classes, and a hash of names and sizes: hashing the pixels would take too long."""
 
     train: Images
     validation: Images
@@ -166,7 +130,7 @@ class Data:
 def read_folder(data_dir: Path | None, size: int, images: int | None) -> Data:
     """List the images of train/CLASS and val/CLASS; classes are numbered in the order of their names.
 
-    Of at most `images` in each part (None: all) every class gets the same share, its first ones, and at least one.
+    With a limit of `images` for each part, every class gives the same number of images, its first, and at least one.
     """
     if data_dir is None:
         raise DataError(
@@ -224,7 +188,7 @@ def some(names: set[str]) -> str:
 
 
 def workers(device: torch.device) -> int:
-    """How many processes read images: none for a CPU, which is slower at training than at reading."""
+    """Return how many processes read images: none for a CPU, which trains more slowly than it reads."""
     if device.type != "cuda":
         return 0
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -253,7 +217,7 @@ class Learner:
         self.device = device
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = models.imagenet_resnet(training.network, classes=classes)
+            network = networks.imagenet_resnet(training.network, classes=classes)
         self.network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         weights = list(self.network.parameters())
         groups = [
@@ -270,7 +234,7 @@ class Learner:
         return logits.float()
 
     def add(self, loss: Loss, pixels: Tensor, labels: Tensor, of: int) -> Tensor:
-        """Add the gradient of a micro-batch to that of its batch `of` so many images; return its part of the mean."""
+        """Add the gradient of a micro-batch to that of its batch of `of` images; return its share of the mean."""
         value = loss(self.logits(pixels), labels).sum() / of
         value.backward()
         return value.detach()
@@ -285,20 +249,21 @@ class Learner:
 class Run:
     """One loss and one seed: epochs, metrics, checkpoints."""
 
-    def __init__(self, recipe: Table2, loss: Loss, seed: int, data: Data, device: torch.device) -> None:
-        self.recipe, self.loss, self.seed, self.data, self.device = recipe, loss, seed, data, device
-        self.learner = Learner(recipe.training, data.classes, seed, device)
+    def __init__(self, training: Training, loss: Loss, seed: int, data: Data, device: torch.device) -> None:
+        self.training, self.loss, self.seed, self.data, self.device = training, loss, seed, data, device
+        self.learner = Learner(training, data.classes, seed, device)
         self.metrics: list[Row] = []
-        self.batch = min(recipe.training.batch_size, len(data.train.names))
+        self.batch = min(training.batch_size, len(data.train.names))
         self.per_epoch = len(data.train.names) // self.batch
-        self.rates = rate_factors(recipe.training, recipe.training.epochs * self.per_epoch).double() * recipe.rate
+        self.rates = (
+            rate_factors(training.epochs * self.per_epoch, training.stairs, training.warmup).double() * training.rate
+        )
 
-    def train(self, checkpoint: Path, on_step: Callable[[int, str], None]) -> list[Row]:
+    def train(self, checkpoint: Checkpoint, on_step: Callable[[int, str], None]) -> list[Row]:
         """Train to the end, from the checkpoint if there is one; return the metrics of each epoch."""
-        if checkpoint.exists():
-            self.load(checkpoint)
+        checkpoint.load(self.restore, self.device)
         started = time.perf_counter() - sum(row["seconds"] for row in self.metrics[-1:])
-        while (number := len(self.metrics) + 1) <= self.recipe.training.epochs:
+        while (number := len(self.metrics) + 1) <= self.training.epochs:
             loss = self.epoch(number, on_step)
             self.metrics.append(
                 {
@@ -308,7 +273,7 @@ class Run:
                     "seconds": round(time.perf_counter() - started, 3),
                 }
             )
-            self.save(checkpoint)
+            checkpoint.save(self.state())
             on_step(number * self.per_epoch, self.says())
         return self.metrics
 
@@ -332,7 +297,7 @@ class Run:
         return total.item() / self.per_epoch
 
     def split(self, rows: Tensor) -> tuple[Tensor, ...]:
-        return rows.split(self.recipe.micro_batch)
+        return rows.split(self.training.micro_batch)
 
     @torch.no_grad()
     def accuracy(self) -> float:
@@ -345,208 +310,21 @@ class Run:
             right += (self.learner.logits(pixels).argmax(dim=1) == labels).sum()
         return round(right.item() / len(images.names), 6)
 
-    @cached_property
-    def identity(self) -> str:
-        """What a checkpoint must agree with."""
-        return repr({**self.recipe.setting(self.loss, self.seed, self.data), **provenance(self.device.type)})
+    def state(self) -> Row:
+        """What a checkpoint keeps."""
+        momentum = self.learner.optimizer.state_dict()["state"]
+        return {"metrics": self.metrics, "network": self.learner.network.state_dict(), "momentum": momentum}
 
-    def save(self, path: Path) -> None:
-        content = io.BytesIO()
-        state = {
-            "identity": self.identity, "metrics": self.metrics, "network": self.learner.network.state_dict(),
-            "momentum": self.learner.optimizer.state_dict()["state"],
-        }  # fmt: skip
-        torch.save(state, content)
-        write_atomically(path, content.getvalue())
-
-    def load(self, path: Path) -> None:
+    def restore(self, kept: Row) -> None:
+        """Go on from what `state` returned; raise an exception if it is something else."""
         network, optimizer = self.learner.network, self.learner.optimizer
-        content = io.BytesIO(path.read_bytes())
-        try:
-            kept = torch.load(content, map_location=self.device, weights_only=True)
-            if kept["identity"] != self.identity:
-                raise BadCheckpoint(f"{path} is of another run than this; delete it, or choose another folder")
-            network.load_state_dict(kept["network"])
-            groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": kept["momentum"], "param_groups": groups})
-            for weight in network.parameters():
-                if optimizer.state[weight]["momentum_buffer"].shape != weight.shape:
-                    raise ValueError("momentum of another shape")
-            for number, row in enumerate(kept["metrics"], start=1):
-                if row["epoch"] != number or not all(isinstance(row[name], float) for name in ("top1", "seconds")):
-                    raise ValueError("metrics of another run")
-            self.metrics = [*kept["metrics"]]
-        except BadCheckpoint:
-            raise
-        except Exception as error:  # torch.load raises whatever its readers do
-            raise BadCheckpoint(f"{path} is not a checkpoint, or a damaged one; delete it to train again") from error
-
-
-def reproduce(
-    recipe: Table2, folder: Path, progress: Progress, *, device: str, data_dir: Path | None
-) -> tuple[list[Row], Row]:
-    """Time a step with each loss, train, and write table2.md; return the rows of the runs and that of the steps.
-
-    `folder` gets speed.jsonl, table2.jsonl with a row for each run, curves.jsonl, beside each its metrics by epoch,
-    and a checkpoint of the run that is being trained. Rows already there with the same settings, files, commit,
-    versions and device are used.
-    """
-    data = read_folder(data_dir, recipe.size, recipe.images)
-    if device == "cuda":
-        torch.backends.cudnn.benchmark = True
-    folder.mkdir(parents=True, exist_ok=True)
-    origin = provenance(device)
-    speed_file, rows_file, curves_file = (folder / f"{name}.jsonl" for name in ("speed", "table2", "curves"))
-    progress(0, 1, "timing a step with each loss")
-    with lock(folder, "speed", wait=True):
-        wanted = {**timing(recipe), **origin}
-        speed = find(read_rows(speed_file), wanted)
-        if speed is None:
-            speed = {**wanted, "date": today(), **measure_speed(recipe, torch.device(device))}
-            append_rows(speed_file, [speed])
-
-    done: dict[int, Row] = {}
-    plan = [(seed, loss) for seed in recipe.seeds for loss in recipe.losses]
-    queue = [(place, False) for place in range(len(plan))]
-    for place, wait in queue:  # which grows by the runs that other processes are making
-        seed, loss = plan[place]
-        wanted, name = {**recipe.setting(loss, seed, data), **origin}, f"{loss.name}-seed{seed}"
-        with lock(folder, name, wait=wait) as held:
-            row = find(read_rows(rows_file), wanted)
-            if row is None and not held:
-                queue.append((place, True))
-                continue
-            checkpoint = checkpoint_file(folder, name, [wanted])
-            if row is None:
-                drawn = read_rows(curves_file)
-                tell_of_others(folder, name, [checkpoint])
-                run = Run(recipe, loss, seed, data, torch.device(device))
-                steps = len(run.rates)
-
-                def on_step(step: int, text: str, steps: int = steps) -> None:
-                    progress(len(done) * steps + step, len(plan) * steps, text)
-
-                metrics = run.train(checkpoint, on_step)
-                best = max(metrics, key=lambda epoch: epoch["top1"])
-                row = {
-                    **wanted, "top1_last": metrics[-1]["top1"], "top1_best": best["top1"], "best_epoch": best["epoch"],
-                    "date": today(), "seconds": metrics[-1]["seconds"],
-                }  # fmt: skip
-                by_epoch = {name: [epoch[name] for epoch in metrics] for name in ("training_loss", "top1", "seconds")}
-                if find(drawn, wanted) is None:
-                    append_rows(curves_file, [{**wanted, **by_epoch}])
-                append_rows(rows_file, [row])
-            if held:
-                checkpoint.unlink(missing_ok=True)
-        done[place] = row
-    rows = [done[place] for place in range(len(plan))]
-    write_atomically(folder / "table2.md", markdown(recipe, rows, speed).encode())
-    return rows, speed
-
-
-# What the loss costs
-
-
-def timing(recipe: Table2) -> Row:
-    """What the time of a step depends on, in the words of its row."""
-    images, size = recipe.timed
-    losses = [str(loss) for loss in recipe.losses]
-    return {
-        "network": recipe.training.network, "losses": losses, "images": images, "size": size, "classes": CLASSES,
-        "turns": recipe.turns,
-    }  # fmt: skip
-
-
-def measure_speed(recipe: Table2, device: torch.device) -> Row:
-    """Time a step (forward, loss, backward, new weights) with each loss by turns, on one batch that stays in place.
-
-    `steps_per_second` has the median for each loss, `added` what the second loss adds to the step of the first, as a
-    share of it: the median over the turns, and the quartiles.
-    """
-    count, size = recipe.timed
-    learner = Learner(recipe.training, CLASSES, 0, device)
-    learner.network.train()
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=generator).to(device)
-    labels = torch.randint(0, CLASSES, (count,), generator=generator).to(device)
-    steps = 5 if device.type == "cuda" else 1  # between two waits for the device
-    seconds: dict[Loss, list[float]] = {loss: [] for loss in recipe.losses}
-    for turn in range(-3, recipe.turns):  # three to warm up
-        for loss in recipe.losses[:: 1 if turn % 2 else -1]:
-            start = wait(device)
-            for _ in range(steps):
-                learner.add(loss, pixels, labels, of=count)
-                learner.update(1e-3)
-            if turn >= 0:
-                seconds[loss].append((wait(device) - start) / steps)
-    first, second = seconds.values()
-    added = [b / a - 1 for a, b in zip(first, second, strict=True)]
-    low, _, high = quantiles(added)
-    return {
-        "steps_per_second": [round(1 / median(times), 4) for times in seconds.values()],
-        "added": round(median(added), 5),
-        "added_quartiles": [round(low, 5), round(high, 5)],
-    }
-
-
-def wait(device: torch.device) -> float:
-    """The time when the device has done all that it was asked to."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-# Reports
-
-
-def lines(recipe: Table2, rows: list[Row], speed: Row) -> list[list[str]]:
-    """The table's header and lines: ours, the paper's, and the speed."""
-    result = [[recipe.training.network, *map(str, recipe.losses)]]
-    for column, name in (("top1_last", "last epoch"), ("top1_best", "best epoch")):
-        result.append([f"top-1 accuracy, {name}, %"])
-        for loss in recipe.losses:
-            values = [100 * row[column] for row in rows if row["loss"] == loss.name]
-            spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
-            result[-1].append(f"{mean(values):.3f}{spread}")
-    paper = PAPER[recipe.training.network]
-    result.append(["top-1 accuracy, paper, %", *(paper[loss.name] for loss in recipe.losses)])
-    result.append(["steps per second", *(f"{value:.4g}" for value in speed["steps_per_second"])])
-    low, high = speed["added_quartiles"]
-    result.append(["added to the step", "", f"{speed['added']:.2%} ({low:.2%} to {high:.2%})"])
-    return result
-
-
-def table(recipe: Table2, rows: list[Row], speed: Row) -> Table:
-    """The table for a terminal."""
-    header, *rest = lines(recipe, rows, speed)
-    seeds, epochs = len(recipe.seeds), recipe.training.epochs
-    result = Table(title=f"{rows[0]['train_images']:,} training images, {epochs} epochs, n = {seeds}")
-    for name in header:
-        result.add_column(name, justify="right")
-    for line in rest:
-        result.add_row(*line)
-    return result
-
-
-def markdown(recipe: Table2, rows: list[Row], speed: Row) -> str:
-    """The table as a page that says how it was made."""
-    header, *rest = lines(recipe, rows, speed)
-    grid = "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---:"] * len(header), *rest])
-    first, training = rows[0], recipe.training
-    return f"""# Table 2, {training.network}
-
-{grid}
-
-Accuracy on {first["validation_images"]:,} validation images, mean ± sample standard deviation, n = {len(recipe.seeds)}
-(the paper does not state its n). The best epoch is chosen on these same images. Trained on {first["train_images"]:,}
-images of {first["classes"]:,} classes, cropped to {recipe.size} x {recipe.size}, for {training.epochs} epochs in
-batches of up to {training.batch_size:,}, made of micro-batches of {recipe.micro_batch}; SGD with momentum
-{training.momentum:g}, learning rate {recipe.rate:g}, weight decay {training.weight_decay:g}.
-
-A step is forward, loss, backward and new weights on {speed["images"]} random images of {speed["size"]} x
-{speed["size"]}, {speed["classes"]:,} classes, already on the device: medians of {speed["turns"]} turns, taken by
-turns with each loss. What the second loss adds is a share of the step with the first: median (and quartiles).
-
-Made by bitempered {first["bitempered"]} (commit {first["commit"]}) with torch {first["torch"]} on {first["device"]},
-{first["date"]}, in {sum(row["seconds"] for row in rows):.0f} s of training and validation.
-"""
+        network.load_state_dict(kept["network"])
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": kept["momentum"], "param_groups": groups})
+        for weight in network.parameters():
+            if optimizer.state[weight]["momentum_buffer"].shape != weight.shape:
+                raise ValueError("momentum of another shape")
+        for number, row in enumerate(kept["metrics"], start=1):
+            if row["epoch"] != number or not all(isinstance(row[name], float) for name in ("top1", "seconds")):
+                raise ValueError("metrics of another run")
+        self.metrics = [*kept["metrics"]]

@@ -37,7 +37,7 @@ class Loss:
 
     def __post_init__(self) -> None:
         if self.name not in LOSSES:
-            raise ValueError(f"unknown loss {self.name!r}; there is: {', '.join(LOSSES)}")
+            raise ValueError(f"unknown loss {self.name!r}; choose from: {', '.join(LOSSES)}")
         names = LOSSES[self.name][1]
         if len(self.numbers) != len(names):
             form = ":".join([self.name, *names])

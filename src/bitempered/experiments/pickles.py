@@ -1,4 +1,4 @@
-"""Pickles that others made, read without calling anything that they name."""
+"""Pickles from others, read without calling anything that they name."""
 
 import pickletools
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["PickledArray", "read_pickle"]
 
 
 class PickledArray:
-    """An array in a pickle, of which nothing is believed but that it has a shape and bytes."""
+    """An array in a pickle; only its shape and its bytes are used."""
 
     state: tuple[Any, ...] = ()
 

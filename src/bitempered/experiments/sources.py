@@ -1,4 +1,4 @@
-"""Files that others made: where they are, and what is in them, without executing any of it."""
+"""Data files from others: finding, downloading and reading them, without executing anything in them."""
 
 import csv
 import gzip
@@ -14,7 +14,18 @@ import numpy as np
 
 from bitempered.experiments.pickles import read_pickle
 
-__all__ = ["SOURCES", "DataError", "Source", "cache_folder", "fetch", "read_cifar", "read_idx", "read_table"]
+__all__ = [
+    "CIFAR100",
+    "FASHION_MNIST",
+    "MNIST",
+    "DataError",
+    "Source",
+    "cache_folder",
+    "fetch",
+    "read_cifar",
+    "read_idx",
+    "read_table",
+]
 
 
 LIMIT = 2**29  # bytes: no file here holds as much, and none is read beyond it
@@ -32,61 +43,55 @@ class DataError(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset's files, by name, with the MD5 of each as published, and the address of the folder they are in."""
+    """The published files of a data set: their address, and the MD5 of each by its name."""
 
     address: str
     files: dict[str, str]
 
 
-SOURCES = {
-    "mnist": Source(
-        "https://ossci-datasets.s3.amazonaws.com/mnist",
-        {
-            "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-            "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-            "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-        },
-    ),
-    "fashion-mnist": Source(
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
-        {
-            "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-            "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-            "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-        },
-    ),
-    "cifar100": Source(
-        "https://www.cs.toronto.edu/~kriz", {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"}
-    ),
-}
+MNIST = Source(
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    {
+        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    },
+)
+FASHION_MNIST = Source(
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+    {
+        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+    },
+)
+CIFAR100 = Source("https://www.cs.toronto.edu/~kriz", {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"})
 
 
-def fetch(name: str, data_dir: Path | None) -> list[Path]:
-    """Return the paths of a dataset's files, in the order of its `Source`.
+def fetch(name: str, source: Source, data_dir: Path | None) -> list[Path]:
+    """Return the paths of a dataset's files, in the order of its source.
 
     With a `data_dir` they are looked for there and in its subfolder `name`, and nothing is downloaded;
     they may have been compressed again, so that their published checksums do not apply. Without one they
     come from the cache or from the network, and their checksums must be right.
     """
-    source = SOURCES[name]
     if data_dir is not None:
-        return [find(name, file, data_dir) for file in source.files]
-    return [download(name, file) for file in source.files]
+        return [find(name, source, file, data_dir) for file in source.files]
+    return [download(name, source, file) for file in source.files]
 
 
-def find(name: str, file: str, data_dir: Path) -> Path:
+def find(name: str, source: Source, file: str, data_dir: Path) -> Path:
     for folder in (data_dir, data_dir / name):
         # CIFAR's archive also serves as the folder that it unpacks to.
         for candidate in (folder / file, folder / file.removesuffix(".tar.gz")):
             if candidate.exists():
                 return candidate
-    raise DataError(f"{name}: there is no {file} in {data_dir} or {data_dir / name}; {advice(name)}")
+    raise DataError(f"{name}: there is no {file} in {data_dir} or {data_dir / name}; {advice(source)}")
 
 
-def advice(name: str) -> str:
-    source = SOURCES[name]
+def advice(source: Source) -> str:
     return f"get {', '.join(source.files)} from {source.address}/, put them into a folder, and name it with --data-dir"
 
 
@@ -96,12 +101,11 @@ def cache_folder() -> Path:
     return Path(pooch.os_cache("bitempered"))
 
 
-def download(name: str, file: str) -> Path:
+def download(name: str, source: Source, file: str) -> Path:
     import pooch
     from rich.progress import Progress
 
     pooch.get_logger().setLevel("WARNING")  # the progress bar says what it would
-    source = SOURCES[name]
     try:
         with Progress(transient=True) as progress:
             path = pooch.retrieve(
@@ -113,17 +117,17 @@ def download(name: str, file: str) -> Path:
             )
     except OSError as error:
         # Every error of requests is an OSError, as is a full disk.
-        raise DataError(f"cannot download {name} ({type(error).__name__}); {advice(name)}") from error
+        raise DataError(f"cannot download {name} ({type(error).__name__}); {advice(source)}") from error
     except ValueError as error:
         raise DataError(
-            f"{source.address}/{file} has not the published checksum: the download is damaged or the file was "
-            f"replaced; try again, or {advice(name)}"
+            f"{source.address}/{file} does not have the published checksum: the download is damaged or the file was "
+            f"replaced; try again, or {advice(source)}"
         ) from error
     return Path(path)
 
 
 class Bar:
-    """What pooch asks of a progress bar, on rich's."""
+    """The progress bar that pooch expects, drawn by rich."""
 
     def __init__(self, progress: Any, label: str) -> None:
         self.progress, self.task = progress, progress.add_task(label, total=None)
@@ -190,7 +194,7 @@ def read_cifar(path: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
         if not all(type(label) is int and 0 <= label < 100 for label in labels):
             raise ValueError("labels must be integers from 0 to 99")
     except FileNotFoundError as error:
-        raise DataError(f"there is no {path / part}; {advice('cifar100')}") from error
+        raise DataError(f"there is no {path / part}; {advice(CIFAR100)}") from error
     except Exception as error:
         # A damaged file can raise nearly anything.
         raise DataError(f"cannot read {part} of {path}: {str(error) or type(error).__name__}; get it again") from error
@@ -214,14 +218,12 @@ def tar_member(content: bytes, name: bytes) -> bytes:
 def read_table(path: Path, label_column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Return features (n, d) float32, labels (n,) int64 and the names of the classes, from a CSV or Parquet file.
 
-    Every column but `label_column` must hold finite numbers. Labels are whole numbers, numbered in their order, or
+    Every column except `label_column` must hold finite numbers. Labels are whole numbers, numbered in their order, or
     else text.
     """
     columns = read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
     if label_column not in columns:
-        raise DataError(
-            f"{path} has no column {label_column!r}; there is: {some(columns)}; choose one with --label-column"
-        )
+        raise DataError(f"{path} has no column {label_column!r}; choose from: {some(columns)} (with --label-column)")
     given = columns.pop(label_column)
     if not columns or not given:
         raise DataError(f"{path} must have rows, and a column beside the label {label_column!r}")
@@ -239,7 +241,7 @@ def read_table(path: Path, label_column: str) -> tuple[np.ndarray, np.ndarray, l
 
 
 def number(value: Any) -> float:
-    """Return the number that a value of a table is, NaN for all else."""
+    """Return a value of a table as a number, NaN if it is none."""
     try:
         return float(value)
     except (ValueError, TypeError, OverflowError):
@@ -247,7 +249,7 @@ def number(value: Any) -> float:
 
 
 def number_classes(path: Path, given: list[Any]) -> tuple[np.ndarray, list[str]]:
-    """Return the labels as numbers from 0, and what they stand for; the same of a CSV and a Parquet file."""
+    """Return the labels as numbers from 0 and their names, the same for a CSV and a Parquet file."""
     labels: list[Any] = []
     for row, value in enumerate(given, start=1):
         if isinstance(value, list | dict | tuple):

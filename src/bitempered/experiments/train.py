@@ -9,49 +9,42 @@ A run ends with a row of metrics per epoch. With a `checkpoint` it can be killed
 from the last epoch that was saved, and on a CPU comes to the same numbers bit for bit.
 """
 
-import io
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bitempered.experiments.data import Split, fingerprint
-from bitempered.experiments.files import write_atomically
+from bitempered.experiments.checkpoints import Checkpoint
+from bitempered.experiments.data import Split
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.models import Network, mlp, mnist_cnn, resnet56
-from bitempered.experiments.origin import provenance
+from bitempered.experiments.networks import NETWORKS
 
-__all__ = ["BadCheckpoint", "Member", "Training", "train"]
+__all__ = ["Member", "Training", "train"]
 
-OPTIMIZERS = {"adam": 2, "adadelta": 2, "sgd": 1}  # and how many numbers each keeps per weight
+OPTIMIZERS = {"adam": 2, "adadelta": 2, "sgd": 1}  # by how many numbers they keep for each weight
 SHOWN = 5_000  # training rows whose accuracy is measured after each epoch
-SAVE_SECONDS = 20  # a checkpoint is written when an epoch ends, but no sooner after the last one than this
+SAVE_SECONDS = 20  # between two checkpoints, at least; they are written when an epoch ends
 
 METRICS = ("training_loss", "validation", "test", "clean", "noisy")  # of each member after each epoch
 Metrics = list[dict[str, Any]]  # by epoch; each value is a number or, of the members, a list
 
 
-class BadCheckpoint(Exception):
-    """A checkpoint belongs to another run, or is no checkpoint."""
-
-
 @dataclass(frozen=True)
 class Training:
-    """How a fleet is trained, but for what its members have of their own."""
+    """The settings that all members of a fleet share."""
 
-    network: str  # "mlp", "mnist_cnn", "resnet56" or "resnet56-wide"
+    network: str  # one of NETWORKS
     optimizer: str
     epochs: int
     batch_size: int = 128
-    steps: int | None = None  # stops sooner than the epochs do
+    steps: int | None = None  # the run ends after so many, if its epochs have more
     stairs: tuple[float, ...] = ()  # fractions of the run after which the rate falls to a tenth
     warmup: int = 0  # steps in which the rate rises from 0
     momentum: float = 0.9
@@ -61,31 +54,23 @@ class Training:
     width: int = 256  # of the perceptron
 
     def __post_init__(self) -> None:
+        if self.network not in NETWORKS:
+            raise ValueError(f"unknown network {self.network!r}; choose from: {', '.join(NETWORKS)}")
         if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"unknown optimizer {self.optimizer!r}; there is: {', '.join(OPTIMIZERS)}")
+            raise ValueError(f"unknown optimizer {self.optimizer!r}; choose from: {', '.join(OPTIMIZERS)}")
         for name in ("epochs", "batch_size", "width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def length(self, rows: int) -> int:
-        """How many epochs there are of so many training rows, the last one maybe not whole."""
+        """How many epochs the run has with so many training rows; the last may be cut short."""
         per_epoch = rows // min(self.batch_size, rows)
         return self.epochs if self.steps is None else min(self.epochs, -(-self.steps // per_epoch))
-
-    def make_network(self, split: Split) -> Network:
-        features, classes = split.train[0], split.num_classes
-        if self.network == "mlp":
-            return mlp(math.prod(features.shape[1:]), classes, width=self.width)
-        if self.network == "mnist_cnn":
-            return mnist_cnn(classes)
-        if self.network in ("resnet56", "resnet56-wide"):
-            return resnet56(classes, width=16 if self.network == "resnet56" else 64)
-        raise ValueError(f"unknown network {self.network!r}; there is: mlp, mnist_cnn, resnet56, resnet56-wide")
 
 
 @dataclass(frozen=True)
 class Member:
-    """What one run of a fleet has of its own: its loss, its learning rate, its labels for training and validation."""
+    """One run of a fleet: its loss, its learning rate, its labels for training and validation."""
 
     loss: Loss
     rate: float
@@ -100,7 +85,7 @@ def train(
     *,
     seed: int,
     device: str = "cpu",
-    checkpoint: Path | None = None,
+    checkpoint: Checkpoint | None = None,
     on_epoch: Callable[[int, dict[str, Any]], None] = lambda epoch, metrics: None,
 ) -> Metrics:
     """Train the members together and return, for each epoch, lists of what each member reached.
@@ -111,9 +96,9 @@ def train(
     is called after each epoch, counted from 1.
     """
     fleet = Fleet(training, members, split, seed, torch.device(device))
-    metrics: Metrics = []
-    if checkpoint is not None and checkpoint.exists():
-        metrics = fleet.load(checkpoint)
+    metrics = fleet.metrics
+    if checkpoint is not None:
+        checkpoint.load(fleet.restore, fleet.device)
     saved = time.perf_counter()
     started = saved - sum(row["seconds"] for row in metrics[-1:])
     while fleet.done < fleet.steps:
@@ -122,7 +107,7 @@ def train(
         on_epoch(len(metrics), metrics[-1])
         last = fleet.done == fleet.steps
         if checkpoint is not None and (last or time.perf_counter() - saved > SAVE_SECONDS):
-            fleet.save(checkpoint, metrics)
+            checkpoint.save(fleet.state())
             saved = time.perf_counter()
     return metrics
 
@@ -134,7 +119,8 @@ class Fleet:
         self, training: Training, members: list[Member], split: Split, seed: int, device: torch.device
     ) -> None:
         self.training, self.members, self.split, self.seed, self.device = training, members, split, seed, device
-        self.network = training.make_network(split)
+        architecture = NETWORKS[training.network]
+        self.network = architecture.make(split.train[0].shape[1:], split.num_classes, training.width)
         self.half = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.generator = torch.Generator(device)
         losses = [member.loss for member in members]
@@ -144,8 +130,8 @@ class Fleet:
 
         parts = (split.train, split.validation, split.test)
         self.images, *self.others = (torch.from_numpy(features).to(device) for features, _ in parts)
-        self.prepare = Preparation(self.images, training, device)
-        if self.images.dim() == 4 and training.network != "mlp":
+        self.scale = Scaler(self.images, flat=architecture.flat)
+        if self.images.dim() == 4 and not architecture.flat:
             self.images, *self.others = (x.permute(0, 2, 3, 1).contiguous() for x in (self.images, *self.others))
         labels = [torch.from_numpy(np.stack([getattr(m, name) for m in members])) for name in ("train", "validation")]
         self.labels, self.validation = (y.to(device) for y in labels)
@@ -166,10 +152,11 @@ class Fleet:
         if training.steps is not None:
             self.steps = min(self.steps, training.steps)
         self.done = 0
+        self.metrics: Metrics = []
         self.order = torch.zeros(self.per_epoch * self.batch, dtype=torch.int64, device=device)
         self.position = torch.arange(self.batch, device=device)
         self.rates = torch.tensor([m.rate for m in members], device=device)
-        self.factors = rate_factors(training, self.steps).to(device)
+        self.factors = rate_factors(self.steps, training.stairs, training.warmup).to(device)
         self.losses = torch.zeros(len(members), device=device)
         self.update = partial(update, training)
         if device.type == "cuda":
@@ -179,7 +166,9 @@ class Fleet:
     def step(self) -> None:
         """One batch: forward, backward, new weights."""
         rows = self.order[self.position]
-        x = self.prepare.batch(self.images[rows], self.half, self.generator)
+        x = self.scale(self.images[rows], self.half)
+        if self.training.augment:
+            x = shift_and_mirror(x, self.generator)
         weights = dict(zip(self.names, self.leaves, strict=True))
         logits = self.network.apply(weights, x, self.drop).float()
         losses = self.loss(logits, self.labels[:, rows]).mean(dim=1)
@@ -192,7 +181,7 @@ class Fleet:
             self.losses += losses
 
     def drop(self, hidden: Tensor, rate: float) -> Tensor:
-        """Drop units, the same of every member, so that a member does not depend on how many there are."""
+        """Drop the same units of every member, so that a member does not depend on the others."""
         kept = torch.rand(hidden.shape[1:], generator=self.generator, device=self.device) >= rate
         return hidden * (kept / (1 - rate)).to(hidden.dtype)
 
@@ -261,59 +250,35 @@ class Fleet:
     def predict(self, features: Tensor) -> Tensor:
         """The class with the largest logit, `(members, n)`: the same for softmax and for every tempered softmax."""
         weights = dict(zip(self.names, self.leaves, strict=True))
-        parts = [self.network.apply(weights, self.prepare(part, self.half), None) for part in features.split(1000)]
+        parts = [self.network.apply(weights, self.scale(part, self.half), None) for part in features.split(1000)]
         return torch.cat([logits.argmax(dim=2) for logits in parts], dim=1)
 
-    @cached_property
-    def identity(self) -> str:
-        """What a checkpoint must agree with."""
-        features = [part[0] for part in (self.split.train, self.split.validation, self.split.test)]
-        labels = [labels for member in self.members for labels in (member.train, member.validation)]
-        return repr(
-            {
-                "training": asdict(self.training), "seed": self.seed,
-                "members": [(member.loss, member.rate) for member in self.members],
-                "data": fingerprint(*features, self.split.train[1], self.split.test[1], *labels),
-                **provenance(self.device.type),
-            }
-        )  # fmt: skip
-
-    def state(self) -> list[Tensor]:
-        """All that the steps have changed but the leaves, which are copies of the weights."""
+    def changed(self) -> list[Tensor]:
+        """All that the steps have changed except the leaves, which are copies of the weights."""
         return [*self.weights, *chain(*self.slots), self.count]
 
-    def save(self, path: Path, metrics: Metrics) -> None:
-        content = io.BytesIO()
-        torch.save({"identity": self.identity, "state": self.state(), "metrics": metrics}, content)
-        write_atomically(path, content.getvalue())
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"state": self.changed(), "metrics": self.metrics}
 
     @torch.no_grad()
-    def load(self, path: Path) -> Metrics:
-        content = io.BytesIO(path.read_bytes())
-        try:
-            kept = torch.load(content, map_location=self.device, weights_only=True)
-            if kept["identity"] != self.identity:
-                raise BadCheckpoint(f"{path} is of another run than this; delete it, or choose another folder")
-            for tensor, old in zip(self.state(), kept["state"], strict=True):
-                if (tensor.shape, tensor.dtype) != (old.shape, old.dtype):  # copy_ would stretch and convert it
-                    raise ValueError("a tensor of another shape or dtype")
-                tensor.copy_(old)
-            metrics: Metrics = kept["metrics"]
-            check_metrics(metrics, len(self.members))
-            self.done = int(self.count)
-            if self.done != min(len(metrics) * self.per_epoch, self.steps):
-                raise ValueError("steps of another number than its epochs have")
-        except BadCheckpoint:
-            raise
-        except Exception as error:  # torch.load raises whatever its readers do
-            raise BadCheckpoint(f"{path} is not a checkpoint, or a damaged one; delete it to train again") from error
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Go on from what `state` returned; raise an exception if it is something else."""
+        for tensor, old in zip(self.changed(), kept["state"], strict=True):
+            if (tensor.shape, tensor.dtype) != (old.shape, old.dtype):  # copy_ would stretch and convert it
+                raise ValueError("a tensor of another shape or dtype")
+            tensor.copy_(old)
+        check_metrics(kept["metrics"], len(self.members))
+        self.metrics[:] = kept["metrics"]
+        self.done = int(self.count)
+        if self.done != min(len(self.metrics) * self.per_epoch, self.steps):
+            raise ValueError("steps of another number than its epochs have")
         for weight, leaf in zip(self.weights, self.leaves, strict=True):
             leaf.copy_(weight)
-        return metrics
 
 
 def check_metrics(metrics: Metrics, members: int) -> None:
-    """Raise a ValueError, or whatever comes of it, if these are not the metrics of a run."""
+    """Raise an exception if these are not the metrics of a run."""
     for number, row in enumerate(metrics, start=1):
         accuracies = [row[name] for name in METRICS[1:]]
         if row["epoch"] != number or {len(values) for values in (row["training_loss"], *accuracies)} != {members}:
@@ -322,11 +287,11 @@ def check_metrics(metrics: Metrics, members: int) -> None:
             raise ValueError("metrics that are no numbers")
 
 
-class Preparation:
-    """From rows of the data set to what a network sees: scaled, and in training moved and mirrored."""
+class Scaler:
+    """Brings rows to the scale that a network sees: bytes are standardised by channel, floats are left alone."""
 
-    def __init__(self, images: Tensor, training: Training, device: torch.device) -> None:
-        self.flat, self.augment = training.network == "mlp", training.augment
+    def __init__(self, images: Tensor, *, flat: bool) -> None:
+        self.flat = flat
         self.mean: Tensor | None = None
         if images.dtype == torch.uint8:
             # By channel, over the training images; in pieces, since float32 takes four times the memory.
@@ -341,10 +306,6 @@ class Preparation:
             return ((x.flatten(2).float() - self.mean[:, None]) * self.scale[:, None]).flatten(1).to(dtype)
         return ((x.float() - self.mean) * self.scale).to(dtype)
 
-    def batch(self, x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        x = self(x, dtype)
-        return shift_and_mirror(x, generator) if self.augment else x
-
 
 def shift_and_mirror(x: Tensor, generator: torch.Generator) -> Tensor:
     """Move images `(n, h, w, c)` by up to 4 pixels either way, zeros coming in, and mirror half of them."""
@@ -358,12 +319,12 @@ def shift_and_mirror(x: Tensor, generator: torch.Generator) -> Tensor:
     return padded[torch.arange(n, device=x.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def rate_factors(training: Training, steps: int) -> Tensor:
-    """What the learning rate is multiplied by at each step."""
+def rate_factors(steps: int, stairs: tuple[float, ...], warmup: int) -> Tensor:
+    """Return the factor of the learning rate at each step."""
     step = torch.arange(steps)
-    stairs = sum(((step >= fraction * steps).double() for fraction in training.stairs), torch.zeros(steps))
-    rise = ((step + 1) / max(training.warmup, 1)).clamp(max=1)
-    return (rise * 10.0**-stairs).float()
+    falls = sum(((step >= fraction * steps).double() for fraction in stairs), torch.zeros(steps))
+    rise = ((step + 1) / max(warmup, 1)).clamp(max=1)
+    return (rise * 10.0**-falls).float()
 
 
 def update(
@@ -410,7 +371,7 @@ def update(
 
 
 def along(x: Tensor, like: Tensor) -> Tensor:
-    """One number for each member, `(members,)`, in the shape of something of all members."""
+    """Reshape one number for each member, `(members,)`, so that it broadcasts to `like`."""
     return x.view(-1, *[1] * (like.dim() - 1))
 
 

@@ -1,7 +1,7 @@
-"""Figures of the paper that need no data."""
+"""The recipe behind `bitempered reproduce figure1`, which needs no data."""
 
-import io
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from matplotlib import colormaps
@@ -9,11 +9,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from bitempered.experiments.recipes import Options, Plan
+from bitempered.experiments.report import png, write
+from bitempered.experiments.runs import Progress
 from bitempered.torch import bi_tempered_logistic_loss, exp_t, log_t
 
-__all__ = ["FIGURES", "figure1", "png"]
+__all__ = ["figure1", "plan"]
 
 Curve = Callable[[Tensor, float], Tensor]  # of the points and one temperature
+
+
+def plan(what: str, options: Options) -> Plan:
+    def make(folder: Path, progress: Progress) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder, {"figure1.png": png(figure1())})
+
+    return Plan("figure1", make, "figure1.png")
 
 
 def figure1() -> Figure:
@@ -54,12 +65,3 @@ def draw(axes: Axes, curve: Curve, symbol: str, temperatures: tuple[float, ...],
         axes.plot(x, curve(x, t), color=color, linewidth=1.6, label=f"${symbol} = {t:g}$")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-
-
-def png(figure: Figure) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, format="png")
-    return content.getvalue()
-
-
-FIGURES: dict[str, Callable[[], Figure]] = {"figure1": figure1}

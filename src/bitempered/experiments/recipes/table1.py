@@ -1,31 +1,34 @@
 """The recipe behind `bitempered reproduce table1` and `figure3`: the paper's networks on MNIST and CIFAR-100.
 
-First a search, for each loss and some noise levels apart, over as many settings for either loss: the logistic loss gets
-as many learning rates as the bi-tempered one gets pairs of temperatures times learning rates. It runs on a shortened
+First a search, for each loss and noise level, over the same number of settings: the logistic loss gets as many learning
+rates as the bi-tempered one gets pairs of temperatures times learning rates. It runs on a shortened
 schedule with a seed of its own, and the best epoch's accuracy on noisy validation labels decides; test labels have no
 say. Then the chosen settings train to the end, for each seed, all cells of a seed as one fleet. Some noise levels can
-have further seeds, and cells that nobody chose can be trained besides.
+have further seeds, and cells that the search did not choose can be trained as well.
 """
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from bitempered.experiments.compare import TRAINING, Cell, Comparison, Progress, Row, find, run, write_csv
-from bitempered.experiments.figures import png
-from bitempered.experiments.files import read_rows, write_atomically
+from bitempered.experiments.cells import Cell, Comparison, run
+from bitempered.experiments.datasets import DATASETS
+from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
+from bitempered.experiments.recipes import Options, Plan
+from bitempered.experiments.recipes.compare import FIXED, VARYING, training_of
+from bitempered.experiments.report import Pages, grid, made_by, newest, png, rich_table, spread, table_csv, write
+from bitempered.experiments.runs import Progress, Row, find, identity
 from bitempered.experiments.train import Training
 
-__all__ = ["RECIPES", "Table1", "draw_figure3", "markdown", "reproduce", "table"]
+__all__ = ["RECIPES", "Table1", "choose", "draw_figure3", "markdown", "plan", "render", "reproduce", "table"]
 
 Settings = tuple[tuple[Loss, float], ...]  # losses with their learning rates
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 SEARCH_SEED = 100
-QUICK_ROWS = {"mnist_cnn": 2_560, "resnet56": 512, "resnet56-wide": 128}
 SPREAD = "mean ± sample standard deviation of {} seeds"
 MOMENTS = (("test_chosen", "chosen epoch"), ("test_last", "last epoch"))
 
@@ -44,8 +47,9 @@ class Table1:
     searched_at: tuple[float, ...] = LEVELS  # other levels take the settings of the nearest, of two the higher
     seeds: tuple[int, ...] = (0, 1, 2)  # of every cell
     more_seeds: dict[float, tuple[int, ...]] = field(default_factory=dict)  # further ones, by noise level
-    besides: tuple[Cell, ...] = ()  # trained as well, and shown in lines of their own
-    rows: int | None = None
+    extra_cells: tuple[Cell, ...] = ()  # trained whatever the search chooses, in lines of their own
+    rows: int | None = None  # use only the first so many images of each part
+    quick_rows: int = 512  # `rows` of the quick version
 
 
 def settings(losses: tuple[Loss, ...], rates: tuple[float, ...]) -> Settings:
@@ -57,11 +61,12 @@ def tempered(*pairs: tuple[float, float]) -> tuple[Loss, ...]:
 
 
 LOGISTIC = (Loss("logistic"),)
+MNIST, CIFAR100 = (DATASETS[name].training for name in ("mnist", "cifar100"))
 RECIPES = {
     "mnist": Table1(
         "mnist",
-        TRAINING["mnist"],
-        replace(TRAINING["mnist"], epochs=30),
+        MNIST,
+        replace(MNIST, epochs=30),
         {
             "logistic": settings(LOGISTIC, (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 3.0, 10.0)),
             "bi-tempered": settings(tempered((0.5, 4.0), (0.5, 2.0), (0.5, 1.3)), (0.3, 1.0, 3.0, 10.0)),
@@ -71,11 +76,12 @@ RECIPES = {
             "bi-tempered": (99.24, 99.13, 99.02, 98.62, 98.56, 97.69),
         },
         "(0.5, 4)",
+        quick_rows=2_560,
     ),
     "cifar100": Table1(
         "cifar100",
-        TRAINING["cifar100"],
-        replace(TRAINING["cifar100"], epochs=40, steps=None),
+        CIFAR100,
+        replace(CIFAR100, epochs=40, steps=None),
         {
             "logistic": settings(LOGISTIC, (0.02, 0.035, 0.05, 0.07, 0.1, 0.2)),
             "bi-tempered": settings(tempered((0.8, 1.2), (0.9, 1.1)), (0.05, 0.1, 0.2)),
@@ -93,8 +99,8 @@ RECIPES = {
 # As wide as Hardt and Ma's net, which the paper says it used: 16 times the work, so fewer cells.
 RECIPES["cifar100-wide"] = replace(
     RECIPES["cifar100"],
-    training=replace(TRAINING["cifar100"], network="resnet56-wide"),
-    search=replace(TRAINING["cifar100"], network="resnet56-wide", epochs=15, steps=None),
+    training=replace(CIFAR100, network="resnet56-wide"),
+    search=replace(CIFAR100, network="resnet56-wide", epochs=15, steps=None),
     searched={
         "logistic": settings(LOGISTIC, (0.1, 0.2, 0.4, 0.8)),
         "bi-tempered": settings(tempered((0.8, 1.2)), (0.4, 0.8)) + settings(tempered((0.9, 1.1)), (0.2, 0.4)),
@@ -102,18 +108,47 @@ RECIPES["cifar100-wide"] = replace(
     levels=(0.0, 0.4),
     searched_at=(0.4,),
     more_seeds={},
-    besides=(Cell(Loss("bi-tempered", (0.8, 1.2)), 0.4, 0.4),),  # the paper's temperatures, their better rate
+    quick_rows=128,
+    extra_cells=(Cell(Loss("bi-tempered", (0.8, 1.2)), 0.4, 0.4),),  # the paper's temperatures, their better rate
 )
+
+
+def choose(dataset: str, network: str | None) -> tuple[str, Table1]:
+    """The recipe of a data set, with its first network unless one is named, and the recipe's name."""
+    found = {name: recipe for name, recipe in RECIPES.items() if recipe.dataset == dataset}
+    if not found:
+        known = dict.fromkeys(recipe.dataset for recipe in RECIPES.values())
+        raise ValueError(f"table 1 has no dataset {dataset!r}; choose from: {', '.join(known)}")
+    for name, recipe in found.items():
+        if network in (None, recipe.training.network):
+            return name, recipe
+    known = dict.fromkeys(recipe.training.network for recipe in found.values())
+    raise ValueError(f"table 1 has no network {network!r} for {dataset}; choose from: {', '.join(known)}")
 
 
 def quick(recipe: Table1) -> Table1:
     """A recipe that a laptop finishes in minutes: few images, epochs and levels, no search. It shows no effect."""
     training = replace(recipe.training, epochs=2, steps=None, stairs=(), warmup=0)
-    few: dict[str, Settings] = {name: (found[len(found) // 2],) for name, found in recipe.searched.items()}
+    middle: dict[str, Settings] = {name: (found[len(found) // 2],) for name, found in recipe.searched.items()}
     return replace(
-        recipe, training=training, search=replace(training, epochs=1), searched=few, levels=(0.0, 0.4), seeds=(0,),
-        more_seeds={}, besides=(), rows=QUICK_ROWS[training.network],
+        recipe, training=training, search=replace(training, epochs=1), searched=middle, levels=(0.0, 0.4), seeds=(0,),
+        more_seeds={}, extra_cells=(), rows=recipe.quick_rows,
     )  # fmt: skip
+
+
+def plan(what: str, options: Options) -> Plan:
+    name, recipe = choose(options.dataset or "mnist", options.network)
+    if options.quick:
+        recipe = quick(recipe)
+    if options.seeds is not None:
+        recipe = replace(recipe, seeds=tuple(range(options.seeds)), more_seeds={})
+
+    def make(folder: Path, progress: Progress) -> Table:
+        rows, _ = reproduce(recipe, folder, progress, device=options.device, data_dir=options.data_dir)
+        return table(recipe, rows)
+
+    files = "table1.md, table1.csv, figure3.png, curves.jsonl, table1.jsonl (delete it to train again)"
+    return Plan(f"table1-{name}{'-quick' if options.quick else ''}", make, files)
 
 
 def reproduce(
@@ -121,7 +156,7 @@ def reproduce(
 ) -> tuple[list[Row], list[Row]]:
     """Search, train, and write table1.md, table1.csv and figure3.png; return the rows and the curves."""
     chosen = search(recipe, folder / "search", progress, device, data_dir)
-    cells = tuple(dict.fromkeys(chosen + recipe.besides))
+    cells = tuple(dict.fromkeys(chosen + recipe.extra_cells))
     comparison = Comparison(recipe.dataset, recipe.training, cells, recipe.seeds, rows=recipe.rows)
     comparisons = [comparison] + [
         replace(comparison, cells=tuple(cell for cell in cells if cell.noise == level), seeds=seeds)
@@ -131,74 +166,116 @@ def reproduce(
     rows: list[Row] = []
     for place, part in enumerate(comparisons):
 
-        def show(done: int, of: int, text: str, place: int = place) -> None:
+        def tell(done: int, of: int, text: str, place: int = place) -> None:
             epochs = of // seeds[place]  # of one seed
             progress(sum(seeds[:place]) * epochs + done, sum(seeds) * epochs, text)
 
-        rows += run(part, folder, show, name="table1", device=device, data_dir=data_dir)
-    wanted = [{name: row[name] for name in (*comparison.setting(chosen[0], 0), "data", "commit")} for row in rows]
+        rows += run(part, folder, tell, name="table1", device=device, data_dir=data_dir)
+    names = identity(comparison.setting(chosen[0], 0), "")
+    wanted = [{name: row[name] for name in names} for row in rows]
     kept = read_rows(folder / "curves.jsonl")
     curves = [row for setting in wanted if (row := find(kept, setting)) is not None]
-    write_csv(folder / "table1.csv", rows)
-    write_atomically(folder / "table1.md", markdown(recipe, rows).encode())
-    write_atomically(folder / "figure3.png", png(draw_figure3(recipe, curves)))
+    write(folder, pages(recipe, rows, curves))
     return rows, curves
+
+
+def pages(recipe: Table1, rows: list[Row], curves: list[Row]) -> Pages:
+    """Everything that is made of the rows."""
+    return {
+        "table1.csv": table_csv(rows),
+        "table1.md": markdown(recipe, rows).encode(),
+        "figure3.png": png(draw_figure3(recipe, curves)),
+    }
+
+
+def render(path: Path) -> Pages:
+    """Make the pages of a file of rows again, of the settings that the search beside it chose."""
+    folder, rows = path.parent, newest(read_rows(path), VARYING, FIXED)
+    recipe = recipe_of(rows[0])
+    if tried := read_rows(folder / "search" / "search.jsonl"):
+        tried = newest(tried, VARYING, FIXED)
+        at = {level: winners(recipe, [row for row in tried if row["noise"] == level]) for level in searched(recipe)}
+        cells = cells_of(recipe, at)
+        rows = [row for row in rows if cell_of(row) in cells or cell_of(row) in recipe.extra_cells]
+    curves = newest(read_rows(folder / "curves.jsonl"), VARYING, FIXED)
+    places = {key(row): place for place, row in enumerate(rows)}
+    return pages(recipe, rows, sorted((row for row in curves if key(row) in places), key=lambda row: places[key(row)]))
+
+
+def key(row: Row) -> str:
+    return str([row[name] for name in VARYING])
+
+
+def recipe_of(row: Row) -> Table1:
+    """The recipe that a row belongs to, with the training that it had."""
+    (recipe,) = (
+        recipe
+        for recipe in RECIPES.values()
+        if (recipe.dataset, recipe.training.network) == (row["dataset"], row["network"])
+    )
+    return replace(recipe if row["rows"] is None else quick(recipe), training=training_of(row), rows=row["rows"])
 
 
 def search(recipe: Table1, folder: Path, progress: Progress, device: str, data_dir: Path | None) -> tuple[Cell, ...]:
     """Train every setting on the shortened schedule and return the best of each loss for each level."""
     best: dict[float, list[Cell]] = {}
-    nearest = {
-        level: min(recipe.searched_at, key=lambda at: (round(abs(at - level), 9), -at)) for level in recipe.levels
-    }
-    searched = list(dict.fromkeys(nearest.values()))
-    for place, at in enumerate(searched):  # one fleet for each
+    levels = searched(recipe)
+    for place, at in enumerate(levels):  # one fleet for each
         best[at] = [Cell(loss, at, rate) for found in recipe.searched.values() for loss, rate in found]
         if len(best[at]) == len(recipe.searched):
             continue
         comparison = Comparison(recipe.dataset, recipe.search, tuple(best[at]), (SEARCH_SEED,), rows=recipe.rows)
 
-        def show(done: int, of: int, text: str, before: int = place * recipe.search.epochs) -> None:
-            progress(before + done, len(searched) * recipe.search.epochs, f"search, noise {at:.0%}: {text}")  # noqa: B023
+        def tell(done: int, of: int, text: str, before: int = place * recipe.search.epochs) -> None:
+            progress(before + done, len(levels) * recipe.search.epochs, f"search, noise {at:.0%}: {text}")  # noqa: B023
 
-        rows = run(comparison, folder, show, name="search", device=device, data_dir=data_dir)
-        winners = [
-            max((row for row in rows if row["loss"] == name), key=lambda row: row["validation_chosen"])
-            for name in recipe.searched
-        ]
-        best[at] = [cell_of(row) for row in winners]
-    return tuple(replace(cell, noise=level) for level, at in nearest.items() for cell in best[at])
+        best[at] = winners(recipe, run(comparison, folder, tell, name="search", device=device, data_dir=data_dir))
+    return cells_of(recipe, best)
+
+
+def nearest(recipe: Table1) -> dict[float, float]:
+    """Which level's settings each level takes: the nearest that is searched, of two the higher."""
+    return {level: min(recipe.searched_at, key=lambda at: (round(abs(at - level), 9), -at)) for level in recipe.levels}
+
+
+def searched(recipe: Table1) -> list[float]:
+    return list(dict.fromkeys(nearest(recipe).values()))
+
+
+def winners(recipe: Table1, rows: list[Row]) -> list[Cell]:
+    """The best cell of each loss on noisy validation labels."""
+    return [
+        cell_of(max((row for row in rows if row["loss"] == name), key=lambda row: row["validation_chosen"]))
+        for name in recipe.searched
+    ]
+
+
+def cells_of(recipe: Table1, best: dict[float, list[Cell]]) -> tuple[Cell, ...]:
+    """The cells of all levels, from the best of those that were searched."""
+    return tuple(replace(cell, noise=level) for level, at in nearest(recipe).items() for cell in best[at])
 
 
 def cell_of(row: Row) -> Cell:
     return Cell(Loss(row["loss"], tuple(row["numbers"])), row["noise"], row["learning_rate"])
 
 
-def besides(recipe: Table1, rows: list[Row]) -> tuple[Cell, ...]:
-    """The cells trained besides; one that the search chose is none of them."""
-    chosen = {(cell.noise, cell.loss.name) for row in rows if (cell := cell_of(row)) not in recipe.besides}
-    return tuple(cell for cell in recipe.besides if (cell.noise, cell.loss.name) in chosen)
-
-
-def entry(rows: list[Row], column: str) -> str:
-    """Mean and sample standard deviation in per cent over the seeds; a dash where nothing was trained."""
-    values = [100 * row[column] for row in rows]
-    if not values:
-        return "–"
-    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+def extra(recipe: Table1, rows: list[Row]) -> tuple[Cell, ...]:
+    """The extra cells that the search did not choose."""
+    chosen = {(cell.noise, cell.loss.name) for row in rows if (cell := cell_of(row)) not in recipe.extra_cells}
+    return tuple(cell for cell in recipe.extra_cells if (cell.noise, cell.loss.name) in chosen)
 
 
 def lines(recipe: Table1, rows: list[Row]) -> list[list[str]]:
-    """For each loss: ours at the chosen and at the last epoch, then the paper's; last what was trained besides."""
-    also = besides(recipe, rows)
+    """For each loss: ours at the chosen and at the last epoch, then the paper's; last the extra cells."""
+    extras = extra(recipe, rows)
     groups: dict[str, list[Row]] = {name: [] for name in recipe.searched}
     for row in rows:
         cell = cell_of(row)
-        groups.setdefault(str(cell.loss) if cell in also else cell.loss.name, []).append(row)
+        groups.setdefault(str(cell.loss) if cell in extras else cell.loss.name, []).append(row)
     found = []
     for name, group in groups.items():
         for column, moment in MOMENTS:
-            entries = (entry([row for row in group if row["noise"] == level], column) for level in recipe.levels)
+            entries = (spread([row[column] for row in group if row["noise"] == level], 2) for level in recipe.levels)
             found.append([f"{name}, {moment}", *entries])
         if name in recipe.paper:
             temperatures = f" {recipe.temperatures}" if name == "bi-tempered" else ""
@@ -212,7 +289,7 @@ def names(recipe: Table1) -> list[str]:
 
 
 def seeds_in_words(rows: list[Row], many: str) -> str:
-    """What the numbers of each level are of: one seed, or what `many` says of so many."""
+    """Say how many seeds each level has: "one seed", or `many` with their number."""
     levels: dict[int, list[str]] = {}  # by how many seeds they have
     for level in sorted({row["noise"] for row in rows}):
         levels.setdefault(len({row["seed"] for row in rows if row["noise"] == level}), []).append(f"{level:.0%}")
@@ -225,28 +302,22 @@ def seeds_in_words(rows: list[Row], many: str) -> str:
 
 def table(recipe: Table1, rows: list[Row]) -> Table:
     """The table for a terminal."""
-    result = Table(title=f"Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}")
-    for name in names(recipe):
-        result.add_column(name, justify="right")
-    for line in lines(recipe, rows):
-        result.add_row(*line)
-    return result
+    title = f"Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}"
+    return rich_table(title, names(recipe), lines(recipe, rows))
 
 
 def markdown(recipe: Table1, rows: list[Row]) -> str:
     """The table as a page that says how it was made."""
-    header = names(recipe)
-    grid = "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---:"] * len(header), *lines(recipe, rows)])
-    first, training, also = rows[0], recipe.training, besides(recipe, rows)
+    first, training, extras = rows[0], recipe.training, extra(recipe, rows)
     length = f"{training.steps:,} steps" if training.steps else f"{training.epochs} epochs"
     chosen = "\n".join(
         f"| {row['noise']:.0%} | {cell_of(row).loss} | {row['learning_rate']:g} |"
         for row in rows
-        if row["seed"] == first["seed"] and cell_of(row) not in also
+        if row["seed"] == first["seed"] and cell_of(row) not in extras
     )
     fleets = dict.fromkeys((row["fleet"], row["seed"], row["fleet_seconds"]) for row in rows)
     times = {size: ", ".join(f"{seconds:.0f}" for n, _, seconds in fleets if n == size) for size, _, _ in fleets}
-    cells = len(recipe.levels) * len(recipe.searched) + len(also)
+    cells = len(recipe.levels) * len(recipe.searched) + len(extras)
     took = (f"{'all ' if n == cells else ''}{n} cells of a seed in {seconds} s" for n, seconds in times.items())
     counts = " and ".join(f"{len(found)} settings ({name})" for name, found in recipe.searched.items())
     where = "Of each loss and level"
@@ -257,18 +328,21 @@ def markdown(recipe: Table1, rows: list[Row]) -> str:
 searched for {recipe.search.epochs} epochs on noisy validation labels, with a seed of their own:"""
     if all(len(found) == 1 for found in recipe.searched.values()):
         searched = "No setting was searched:"
-    few = ""
+    quick_note = ""
     if recipe.rows is not None:
-        few = f"\nA quick look that shows no effect: only the first {recipe.rows:,} images of each part were used.\n"
+        quick_note = (
+            f"\nA quick look that shows no effect: only the first {recipe.rows:,} images of each part were used.\n"
+        )
     trained = "".join(
-        f"\nTrained as well: {cell.loss} at {cell.noise:.0%} noise, learning rate {cell.rate:g}.\n" for cell in also
+        f"\nTrained as well: {cell.loss} at {cell.noise:.0%} noise, learning rate {cell.rate:g}.\n" for cell in extras
     )
+    made = made_by(first, "\n")
     return f"""# Table 1, {recipe.dataset}, {training.network}
 
 Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}. The chosen epoch is the
 first of the best on validation labels as noisy as the training labels.
-{few}
-{grid}
+{quick_note}
+{grid(names(recipe), lines(recipe, rows))}
 
 {training.network}, {training.optimizer}, batches of {training.batch_size}, {length}; symmetric noise over the other
 classes. {searched}
@@ -277,8 +351,7 @@ classes. {searched}
 | ---: | --- | ---: |
 {chosen}
 {trained}
-Made by bitempered {first["bitempered"]} (commit {first["commit"]}) with torch {first["torch"]} on {first["device"]},
-{first["date"]}: {"; ".join(took)}.
+{made}: {"; ".join(took)}.
 """
 
 
@@ -286,11 +359,11 @@ def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
     """Accuracy by epoch on clean and noisy training labels and on the test set; bands are the range of the seeds."""
     figure = Figure(figsize=(11, 6.4), dpi=130, layout="constrained")
     columns = (("clean", "training set, true labels"), ("noisy", "training set, noisy labels"), ("test", "test set"))
-    grid = figure.subplots(2, 3, sharex=True, sharey="col")
-    also = besides(recipe, curves)
-    shown = [row for row in curves if cell_of(row) not in also]
+    panels = figure.subplots(2, 3, sharex=True, sharey="col")
+    extras = extra(recipe, curves)
+    shown = [row for row in curves if cell_of(row) not in extras]
     losses, colours = list(recipe.searched), [f"C{i}" for i in range(len(recipe.levels))]
-    for axes_row, loss in zip(grid, losses, strict=True):
+    for axes_row, loss in zip(panels, losses, strict=True):
         for axes, (column, title) in zip(axes_row, columns, strict=True):
             for level, colour in zip(recipe.levels, colours, strict=True):
                 found = [row[column] for row in shown if (row["loss"], row["noise"]) == (loss, level)]
@@ -306,7 +379,7 @@ def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
             else:
                 axes.set_xlabel("epoch")
         axes_row[0].set_ylabel(f"{loss}: accuracy (%)")
-    handles, labels = grid[0][0].get_legend_handles_labels()
+    handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, title="label noise", loc="outside right center", frameon=False)
     seeds = seeds_in_words(curves, "mean of {} seeds, bands from the lowest to the highest")
     figure.suptitle(f"{recipe.dataset}, {recipe.training.network}: {seeds}", fontsize="medium")

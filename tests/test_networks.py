@@ -1,14 +1,17 @@
 """The networks against PyTorch's own layers, and the GPU's convolutions, in Triton's interpreter, against them."""
 
+import math
 import sys
 import types
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from bitempered.experiments import fused, models
+from bitempered.experiments import fused, networks
+from bitempered.experiments.networks import Block, resnet34
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
 
@@ -27,7 +30,7 @@ def count(model):
 
 
 def test_illustration_is_a_10_5_net_per_seed():
-    model = models.Illustration([0, 1, 0])
+    model = networks.Illustration([0, 1, 0])
     assert count(model) == 3 * ((2 * 10 + 10) + (10 * 5 + 5) + (5 * 2 + 2))
     points = torch.randn(1, 7, 2, generator=torch.Generator().manual_seed(0)).expand(3, -1, -1)
     logits = model(points)
@@ -40,7 +43,7 @@ def test_illustration_is_a_10_5_net_per_seed():
 
 
 def test_illustration_s_copies_do_not_mix():
-    model = models.Illustration([0, 1])
+    model = networks.Illustration([0, 1])
     model(torch.ones(2, 3, 2))[0].sum().backward()
     for weights in model.parameters():
         assert weights.grad[0].any()
@@ -98,7 +101,7 @@ def residual(weights, member, channels):
 
 
 def test_mlp_is_three_dense_layers():
-    network = models.mlp(7, 3, width=5)
+    network = networks.mlp(7, 3, width=5)
     weights = stacked(network, 0, 1)
     x = torch.randn(4, 7, generator=random())
     for member, logits in enumerate(network.apply(weights, x, None)):
@@ -109,7 +112,7 @@ def test_mlp_is_three_dense_layers():
 
 
 def test_mnist_cnn_is_the_paper_s():
-    network = models.mnist_cnn()
+    network = networks.mnist_cnn()
     weights = stacked(network, 0, 1)
     x = torch.randn(3, 28, 28, 1, generator=random())
     logits = network.apply(weights, x, None)
@@ -119,7 +122,7 @@ def test_mnist_cnn_is_the_paper_s():
 
 
 def test_mnist_cnn_drops_out_a_quarter_of_its_1024_units_in_training():
-    network = models.mnist_cnn()
+    network = networks.mnist_cnn()
     seen = []
 
     def drop(hidden, rate):
@@ -131,7 +134,7 @@ def test_mnist_cnn_drops_out_a_quarter_of_its_1024_units_in_training():
 
 
 def test_resnet_is_residual():
-    network = models.resnet56(5, blocks=1)
+    network = networks.resnet56(5, blocks=1)
     weights = stacked(network, 0, 1)
     for tensor in weights.values():  # the blocks begin at zero: give them something to say
         tensor += 0.1 * torch.randn(tensor.shape, generator=random())
@@ -144,7 +147,7 @@ def test_resnet_is_residual():
 
 @pytest.mark.parametrize(("width", "millions"), [(16, 0.86), (64, 13.6)])  # He's; as wide as Hardt and Ma's
 def test_resnet56_has_56_layers_and_their_weights(width, millions):
-    weights = models.resnet56(100, width=width).initial(random())
+    weights = networks.resnet56(100, width=width).initial(random())
     # 9 blocks of one width; one that doubles it and 8 more, twice; every convolution 3 x 3 with biases.
     a, b, c = width, 2 * width, 4 * width
     sizes = 18 * [(a, a)] + [(a, b)] + 17 * [(b, b)] + [(b, c)] + 17 * [(c, c)]
@@ -154,17 +157,17 @@ def test_resnet56_has_56_layers_and_their_weights(width, millions):
 
 
 def test_resnet56_begins_as_the_identity():
-    network = models.resnet56(10)
+    network = networks.resnet56(10)
     weights = stacked(network, 0)
     x = torch.randn(1, 1, 8, 8, 16, generator=random()).relu()
     channels = (16,) * 10 + (32,) * 9 + (64,) * 9
-    y = models.trunk(x, models.scaled(weights["blocks"], weights["scales"], channels), channels)
+    y = networks.trunk(x, networks.scaled(weights["blocks"], weights["scales"], channels), channels)
     # The shortcuts keep every fourth pixel and add empty channels; ReLU changes nothing that is positive.
     torch.testing.assert_close(y[..., :16], x[:, :, ::4, ::4], rtol=0, atol=0)
     assert not y[..., 16:].any()
 
 
-@pytest.mark.parametrize("network", [models.mlp(3, 2, width=4), models.mnist_cnn(), models.resnet56(10)])
+@pytest.mark.parametrize("network", [networks.mlp(3, 2, width=4), networks.mnist_cnn(), networks.resnet56(10)])
 def test_weights_are_fixed_by_the_generator(network):
     state = torch.get_rng_state()
     first, same, other = (network.initial(random(seed)) for seed in (0, 0, 1))
@@ -197,22 +200,22 @@ def leaf(*shape, scale=1.0):
 @pytest.mark.parametrize("size", [5, 8])  # one that tiles do not divide, one that they do
 def test_convolution_of_each_member_s_own_images(size):
     inputs = (leaf(2, 3, size, size, 16), leaf(2, 25 * 16, 32, scale=0.05), leaf(2, 32), 5)
-    assert_same(fused.convolve, models.convolve, inputs)
+    assert_same(fused.convolve, networks.convolve, inputs)
 
 
 def test_convolution_of_mnist_s_second_layer():
     # 588 pixels: more than the first tiles of the eight parts that the sum for the weight's gradient is split into.
     inputs = (leaf(1, 3, 14, 14, 32), leaf(1, 25 * 32, 64, scale=0.05), leaf(1, 64), 5)
-    assert_same(fused.convolve, models.convolve, inputs)
+    assert_same(fused.convolve, networks.convolve, inputs)
 
 
 def test_convolution_of_shared_patches():
-    x = models.patches(torch.randn(3, 6, 6, 1, generator=random()), 5)
-    assert_same(fused.convolve, models.convolve, (x, leaf(2, 32, 16), None, 1))
+    x = networks.patches(torch.randn(3, 6, 6, 1, generator=random()), 5)
+    assert_same(fused.convolve, networks.convolve, (x, leaf(2, 32, 16), None, 1))
 
 
 def test_relu_and_pooling():
-    assert_same(fused.relu_pool, models.relu_pool, (leaf(2, 3, 4, 6, 8),))
+    assert_same(fused.relu_pool, networks.relu_pool, (leaf(2, 3, 4, 6, 8),))
 
 
 # Of each width that has tiles of its own; in the wide ones more pixels than one part of a weight's gradient takes.
@@ -224,7 +227,7 @@ def test_residual_blocks(members, size, channels):
     x = leaf(members, 2, size, size, channels[0]).detach().relu().requires_grad_()
     count = sum(fused.block_size(inputs, outputs) for inputs, outputs in pairwise(channels))
     weights = leaf(members, count, scale=0.4 / channels[0] ** 0.5)
-    assert_same(fused.trunk, models.trunk, (x, weights, channels), mask_of=x)
+    assert_same(fused.trunk, networks.trunk, (x, weights, channels), mask_of=x)
 
 
 # ImageNet
@@ -234,12 +237,96 @@ def test_imagenet_networks_come_from_torchvision(monkeypatch):
     # A stand-in, since torchvision need not be installed: what is asked of it, and nothing more.
     made = types.SimpleNamespace(resnet18=lambda num_classes: ("resnet18", num_classes))
     monkeypatch.setitem(sys.modules, "torchvision", types.SimpleNamespace(models=made))
-    assert models.imagenet_resnet("resnet18", classes=7) == ("resnet18", 7)
+    assert networks.imagenet_resnet("resnet18", classes=7) == ("resnet18", 7)
 
 
 def test_imagenet_networks_say_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(ImportError, match=r"resnet50 needs the torchvision .* pip install torchvision"):
-        models.imagenet_resnet("resnet50")
-    with pytest.raises(ValueError, match="unknown network 'vgg'; there is: resnet18, resnet50"):
-        models.imagenet_resnet("vgg")
+        networks.imagenet_resnet("resnet50")
+    with pytest.raises(ValueError, match="unknown network 'vgg'; choose from: resnet18, resnet50"):
+        networks.imagenet_resnet("vgg")
+
+
+# ResNet-34
+
+
+def test_the_network_has_the_published_size():
+    """Counted by layer: first convolution and norm, blocks of two convolutions and norms, shortcuts, linear layer."""
+    expected = 3 * 9 * 64 + 2 * 64
+    inputs = 64
+    for outputs, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for _ in range(blocks):
+            expected += 9 * inputs * outputs + 9 * outputs * outputs + 4 * outputs
+            expected += inputs * outputs + 2 * outputs if inputs != outputs else 0
+            inputs = outputs
+    expected += 512 * 100 + 100
+    assert expected == sum(weight.numel() for weight in resnet34(100, seed=0).parameters()) == 21_328_292
+
+
+def test_the_network_s_output_and_its_first_weights():
+    network = resnet34(7, seed=0, width=4)
+    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    sizes = []
+    for layer in network:
+        layer.register_forward_hook(lambda layer, x, y: sizes.append(tuple(y.shape[1:])))
+    network(torch.zeros(2, 3, 32, 32))
+    # Convolution, norm, ReLU; 3, 4, 6, 3 blocks, of which the first of each stage but the first halves the image.
+    stages = [(4, 32, 32)] * 6 + [(8, 16, 16)] * 4 + [(16, 8, 8)] * 6 + [(32, 4, 4)] * 3
+    assert sizes == [*stages, (32, 1, 1), (32,), (7,)]
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            bound = math.sqrt(6 / (layer.in_channels * layer.kernel_size[0] ** 2))
+        elif isinstance(layer, nn.Linear):
+            bound = math.sqrt(6 / (32 + 7))
+            assert (layer.bias == 0).all()
+        else:
+            continue
+        assert 0.8 * bound < layer.weight.abs().max() <= bound
+    same, other = resnet34(7, seed=0, width=4), resnet34(7, seed=1, width=4)
+    for mine, again, another in zip(network.parameters(), same.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, again)
+        assert not torch.equal(mine, another) or mine.dim() == 1  # norms begin at 1 and 0, the bias at 0
+
+
+def convolve_by_hand(x, kernel, stride, padding):
+    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    size = (x.shape[2] - kernel.shape[2]) // stride + 1
+    out = np.zeros((len(x), len(kernel), size, size))
+    for row in range(size):
+        for column in range(size):
+            window = x[:, :, row * stride :, column * stride :][:, :, : kernel.shape[2], : kernel.shape[3]]
+            out[:, :, row, column] = np.tensordot(window, kernel, axes=((1, 2, 3), (1, 2, 3)))
+    return out
+
+
+def normalise(x, state, name):
+    mean, variance, weight, bias = (
+        state[f"{name}.{key}"][:, None, None] for key in ("running_mean", "running_var", "weight", "bias")
+    )
+    return (x - mean) / np.sqrt(variance + 1e-5) * weight + bias
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "stride"), [(3, 3, 1), (3, 5, 1), (3, 6, 2)])
+def test_a_block_is_its_formula(inputs, outputs, stride):
+    """ReLU(N2 C2 ReLU(N1 C1 x) + shortcut), every norm with statistics of its own."""
+    generator = torch.Generator().manual_seed(0)
+    block = Block(inputs, outputs, stride).eval()
+    for tensor in block.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.1)
+    for layer in (block.conv1, block.conv2):
+        layer.weight.data -= 0.6  # so that each ReLU cuts something
+    x = torch.randn(2, inputs, 8, 8, generator=generator)
+    state = {name: value.double().numpy() for name, value in block.state_dict().items()}
+    image = x.double().numpy()
+    hidden = normalise(convolve_by_hand(image, state["conv1.weight"], stride, 1), state, "norm1")
+    assert (hidden < 0).any()
+    changed = normalise(convolve_by_hand(np.maximum(hidden, 0), state["conv2.weight"], 1, 1), state, "norm2")
+    shortcut = image
+    if inputs != outputs or stride != 1:
+        shortcut = normalise(convolve_by_hand(image, state["shortcut.0.weight"], stride, 0), state, "shortcut.1")
+    assert (changed + shortcut < 0).any()
+    with torch.no_grad():
+        seen = block(x).double().numpy()
+    np.testing.assert_allclose(seen, np.maximum(changed + shortcut, 0), rtol=1e-4, atol=1e-4)  # float32, sums of 54

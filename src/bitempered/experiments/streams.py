@@ -1,53 +1,42 @@
-"""The two protocols by which papers on noisy labels compare losses on CIFAR-100, both with a ResNet-34.
+"""ResNet-34 on CIFAR-100, several runs side by side on one GPU, as the papers on noisy labels train it.
 
-A: symmetric noise, 200 epochs, all 50,000 images, accuracy of the last epoch (the public code of the active negative
-losses). B: the human labels of CIFAR-100N, 100 epochs, best test epoch (the public code of CIFAR-N).
-
-What differs here: an epoch leaves out the images that do not fill a batch (80 of 50,000), a GPU computes in bfloat16,
-and the last layer's bias starts at 0. Of A's labels exactly the given fraction is wrong; the public code rounds down
-for each pair of classes, 39.6 % for 40 %. B's initial weights are drawn as A's, not as torch draws them, and its pixels
-are standardised by A's means and deviations, which differ from its own by at most 0.0002.
-
-Several runs train side by side on one GPU, each a CUDA graph on a stream of its own: what one run leaves idle another
-uses. A run that was stopped goes on from its last checkpoint.
+Each run is a CUDA graph on a stream of its own: what one leaves idle another uses. An epoch leaves out the images that
+do not fill a batch (80 of 50,000), and a GPU computes in bfloat16. A run that was stopped goes on from its last
+checkpoint.
 """
 
 import copy
-import hashlib
-import io
 import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bitempered import noise
-from bitempered.experiments.compare import Row, find
-from bitempered.experiments.data import divide, fingerprint, load_human_labels, read_images
-from bitempered.experiments.files import append_rows, read_rows, write_atomically
+from bitempered.experiments.checkpoints import Checkpoint
+from bitempered.experiments.data import divide, fingerprint, human_labels_file, load_human_labels
+from bitempered.experiments.datasets import read_parts
+from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.origin import provenance, today
-from bitempered.experiments.resnet34 import resnet34
-from bitempered.experiments.sources import DataError
-from bitempered.experiments.train import BadCheckpoint
+from bitempered.experiments.networks import resnet34
+from bitempered.experiments.runs import Job, Progress, Row, find, identity, make
 from bitempered.schedules import anneal
 
-__all__ = ["PROTOCOLS", "Images", "Protocol", "Setting", "run"]
+__all__ = ["Images", "Protocol", "Setting", "run"]
 
 CLASSES = 100
 MEAN, DEVIATION = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)  # of CIFAR-100's pixels, red, green, blue
-SAVE_SECONDS = 60  # a checkpoint is written when an epoch ends, but no sooner after the last one than this
-Progress = Callable[[str], None]
+SAVE_SECONDS = 60  # between two checkpoints, at least; they are written when an epoch ends
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How every loss is trained."""
+    """The training that every loss gets."""
 
     name: str
     noise_model: str
@@ -69,18 +58,12 @@ class Protocol:
         return self.rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
 
-PROTOCOLS = {
-    "a": Protocol("a", "symmetric", 200, 1e-5, rotation=20, clip=5, measure_every=5),
-    "b": Protocol("b", "human", 100, 5e-4, stairs=(0.6,)),
-}
-
-
 @dataclass(frozen=True)
 class Setting:
     """One run: a loss, its noise and its seed. `held_out` images are not trained on; their noisy labels choose."""
 
     loss: Loss
-    noise: float  # fraction of wrong labels; human labels are what they are, whatever this says
+    noise: float  # fraction of wrong labels; for human labels it is only written down
     seed: int
     rescale: bool = False  # K^(1 - t1) L(K^(t2 - 1) logits): gradients start as large as cross-entropy's
     held_out: int = 0
@@ -118,14 +101,11 @@ class Images:
 
     @classmethod
     def read(cls, data_dir: Path | None, human: bool) -> "Images":
-        """Read them from `data_dir`; the human labels are its cifar100n.npz, or that of its folder cifar-100n."""
-        if not human:
-            return cls(*read_images("cifar100", data_dir))
-        if data_dir is None:
-            raise DataError("human labels are read from cifar100n.npz in a data folder; name that folder")
-        train, test = read_images("cifar100", data_dir)
-        paths = [data_dir / name for name in ("cifar100n.npz", "cifar-100n/cifar100n.npz")]
-        return cls(train, test, load_human_labels(train[1], next((p for p in paths if p.exists()), paths[0])))
+        """Read them from `data_dir`, or download the images; human labels are in cifar100n.npz in `data_dir`."""
+        if human:
+            human_labels_file(data_dir)  # before a download that would be for nothing
+        train, test = read_parts("cifar100", data_dir)
+        return cls(train, test, load_human_labels(train[1], data_dir) if human else None)
 
 
 def run(
@@ -140,52 +120,42 @@ def run(
 ) -> list[Row]:
     """Train every setting that `folder` has no row of yet, `at_once` at a time; return the rows of all of them.
 
-    `folder` gets protocol-NAME.jsonl, a row for each run; curves.jsonl, beside each its metrics by epoch; and a
-    checkpoint of each run that is under way.
+    `runs.make` says what the folder gets; its rows are in protocol-NAME.jsonl.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    rows_file = folder / f"protocol-{protocol.name}.jsonl"
-    origin = provenance(device)  # of the code that trains, whatever it is when the training ends
+    name = f"protocol-{protocol.name}"
 
     def prepare(setting: Setting) -> Run:
         return Run(protocol, setting, images, torch.device(device))
 
+    def job(settings: list[Setting]) -> Job:
+        runs = [prepare(setting) for setting in settings]
+
+        def train_runs(places: list[int], checkpoints: list[Checkpoint], done: int) -> tuple[list[Row], list[Row]]:
+            fleet = [runs[place] for place in places]
+
+            def tell(epoch: int, text: str) -> None:
+                progress(done * protocol.epochs + epoch, len(jobs) * protocol.epochs, text)
+
+            took = {"fleet": len(fleet), "fleet_seconds": round(train(fleet, checkpoints, tell), 1)}
+            return [{**run.summary(), **took} for run in fleet], [{"epochs_measured": run.metrics} for run in fleet]
+
+        return Job(name, [run.identity() for run in runs], train_runs, separate=True)
+
     # Runs are made twice, first for their identities alone, so that no more than a fleet is ever in memory.
     wanted = {setting: prepare(setting).identity() for setting in settings}
+    rows_file = folder / f"{name}.jsonl"
     rows = read_rows(rows_file)
-    todo = [setting for setting, identity in wanted.items() if find_run(rows, identity) is None]
-    for start in range(0, len(todo), at_once):
-        fleet = [prepare(setting) for setting in todo[start : start + at_once]]
-        seconds = train(fleet, folder, progress)
-        write(fleet, seconds, origin, rows_file)
-        del fleet  # before the next is made: its memory on the device
+    todo = [setting for setting, run in wanted.items() if find(rows, run) is None]
+    jobs = [partial(job, todo[i : i + at_once]) for i in range(0, len(todo), at_once)]
+    make(jobs, folder, name, device)
     rows = read_rows(rows_file)
-    return [row for setting in settings if (row := find_run(rows, wanted[setting])) is not None]
+    return [row for setting in settings if (row := find(rows, wanted[setting])) is not None]
 
 
-def find_run(rows: list[Row], identity: Row) -> Row | None:
-    """Return the run's row. A run without clipping has no `clip`, so a row with one is another run's."""
-    return find([row for row in rows if "clip" in identity or "clip" not in row], identity)
-
-
-def write(fleet: list["Run"], seconds: float, origin: Row, rows_file: Path) -> None:
-    """Add the runs' rows and curves to the files, and remove their checkpoints."""
-    curves_file = rows_file.with_name("curves.jsonl")
-    rows, curves = [], []
-    for item in fleet:
-        made = {**item.identity(), **item.summary(), **origin, "date": today()}
-        rows.append({**made, "fleet": len(fleet), "fleet_seconds": round(seconds, 1)})
-        curves.append({**item.identity(), **origin, "epochs_measured": item.metrics})
-    append_rows(curves_file, curves)
-    append_rows(rows_file, rows)
-    for item in fleet:
-        item.checkpoint(rows_file.parent).unlink(missing_ok=True)
-
-
-def train(fleet: list["Run"], folder: Path, progress: Progress) -> float:
-    """Train runs side by side to their end; return the seconds it took, those before an interruption included."""
-    for item in fleet:
-        item.start(item.checkpoint(folder))
+def train(fleet: list["Run"], checkpoints: list[Checkpoint], tell: Callable[[int, str], None]) -> float:
+    """Train runs side by side to the end; return the seconds that took, including those before an interruption."""
+    for item, checkpoint in zip(fleet, checkpoints, strict=True):
+        item.start(checkpoint)
     started = saved = time.perf_counter()
     before = max(item.seconds for item in fleet)
     while any(item.epoch < item.protocol.epochs for item in fleet):
@@ -201,10 +171,10 @@ def train(fleet: list["Run"], folder: Path, progress: Progress) -> float:
             item.seconds = before + time.perf_counter() - started
         shown = "; ".join(f"{item.setting.loss} {item.metrics[-1]['test']:.1%}" for item in busy if item.metrics)
         done = f"epoch {busy[0].epoch} of {busy[0].protocol.epochs}, {busy[0].seconds:.0f} s"
-        progress(f"{done}, test: {shown}" if shown else done)
+        tell(busy[0].epoch, f"{done}, test: {shown}" if shown else done)
         if time.perf_counter() - saved > SAVE_SECONDS:
-            for item in fleet:
-                item.save(item.checkpoint(folder))
+            for item, checkpoint in zip(fleet, checkpoints, strict=True):
+                checkpoint.save(item.state())
             saved = time.perf_counter()
     return before + time.perf_counter() - started
 
@@ -215,7 +185,7 @@ class Run:
     def __init__(self, protocol: Protocol, setting: Setting, images: Images, device: torch.device) -> None:
         self.protocol, self.setting, self.device = protocol, setting, device
         self.epoch, self.seconds = 0, 0.0
-        self.metrics: list[dict[str, Any]] = []
+        self.metrics: list[Row] = []
         clean, rng = images.train[1], np.random.default_rng(setting.seed)
         if protocol.noise_model == "human":
             if images.human is None:
@@ -235,24 +205,20 @@ class Run:
             raise ValueError(f"{len(self.pixels)} training images do not fill a batch of {protocol.batch_size}")
 
     def identity(self) -> Row:
-        """Everything that the numbers depend on, in the words of a row."""
+        """Return everything that the numbers depend on, by the keys of a row."""
         # JSON has no infinity.
         protocol = {name: value for name, value in asdict(self.protocol).items() if value != math.inf}
         protocol |= {"protocol": protocol.pop("name"), "learning_rate": protocol.pop("rate")}
         protocol["stairs"] = list(self.protocol.stairs)
         schedule = list(self.setting.schedule) if self.setting.schedule else None
-        return {
+        setting = {
             "dataset": "cifar100", "network": "resnet34", **protocol, "noise": self.setting.noise,
             "loss": self.setting.loss.name, "numbers": list(self.setting.loss.numbers), "schedule": schedule,
             "rescale": self.setting.rescale, "seed": self.setting.seed, "held_out": self.setting.held_out,
-            "data": self.data,
         }  # fmt: skip
+        return identity(setting, self.data)
 
-    def checkpoint(self, folder: Path) -> Path:
-        key = hashlib.sha256(repr(self.identity()).encode()).hexdigest()[:12]
-        return folder / f"protocol-{self.protocol.name}-{key}.checkpoint"
-
-    def start(self, checkpoint: Path) -> None:
+    def start(self, checkpoint: Checkpoint) -> None:
         """Bring everything to the device, go on from a checkpoint if there is one, and record a step as a graph."""
         cuda = self.device.type == "cuda"
         layout = torch.channels_last if cuda else torch.contiguous_format
@@ -282,8 +248,7 @@ class Run:
         self.recorded: Loss | None = None  # the loss of the graph
         for weight in self.network.parameters():  # there before the first step, for graphs and checkpoints
             self.optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-        if checkpoint.exists():
-            self.load(checkpoint)
+        checkpoint.load(self.restore, self.device)
         if cuda:
             torch.backends.cudnn.benchmark = True  # the shapes never change
             self.record()
@@ -304,13 +269,13 @@ class Run:
             self.place += self.protocol.batch_size
 
     def logits(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """What the network makes of images (n, 32, 32, 3) as published."""
+        """Return the logits of images (n, 32, 32, 3) as published."""
         x = ((x - self.shift) * self.scale).permute(0, 3, 1, 2)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return network(x).float()
 
     def record(self) -> None:
-        """Record a step as a graph, unless that of this epoch's loss is there. The steps that warm it up are undone."""
+        """Record a step as a graph, unless there is one for this epoch's loss. The steps that warm it up are undone."""
         loss = self.setting.loss_at(self.epoch)
         if self.stream is None or loss == self.recorded:
             return
@@ -356,7 +321,7 @@ class Run:
             self.graph.replay()
 
     def end_epoch(self) -> None:
-        """Measure, if it is time to: training metrics are means over the epoch's batches, as they were trained."""
+        """Measure if it is time to. Training metrics are means over the batches of the epoch as it went."""
         self.epoch += 1
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
@@ -397,29 +362,18 @@ class Run:
         for buffer, value in zip(self.momentum(), values, strict=True):
             buffer.copy_(value)
 
-    def save(self, path: Path) -> None:
-        content = io.BytesIO()
-        state = {"network": self.network.state_dict(), "momentum": self.momentum()}
-        kept = {
-            "identity": repr(self.identity()), "epoch": self.epoch, "seconds": self.seconds, "metrics": self.metrics,
-            "state": state,
+    def state(self) -> Row:
+        """What a checkpoint keeps."""
+        return {
+            "epoch": self.epoch, "seconds": self.seconds, "metrics": self.metrics,
+            "network": self.network.state_dict(), "momentum": self.momentum(),
         }  # fmt: skip
-        torch.save(kept, content)
-        write_atomically(path, content.getvalue())
 
-    def load(self, path: Path) -> None:
-        content = io.BytesIO(path.read_bytes())
-        try:
-            kept = torch.load(content, map_location=self.device, weights_only=True)
-            if kept["identity"] != repr(self.identity()):
-                raise BadCheckpoint(f"{path} belongs to another run; delete it, or choose another folder")
-            self.network.load_state_dict(kept["state"]["network"])
-            self.set_momentum(kept["state"]["momentum"])
-            self.epoch, self.seconds, self.metrics = kept["epoch"], kept["seconds"], kept["metrics"]
-        except BadCheckpoint:
-            raise
-        except Exception as error:  # torch.load raises whatever its readers do, an OSError for half a file
-            raise BadCheckpoint(f"{path} is not a checkpoint, or is damaged; delete it to train again") from error
+    def restore(self, kept: Row) -> None:
+        """Go on from what `state` returned."""
+        self.network.load_state_dict(kept["network"])
+        self.set_momentum(kept["momentum"])
+        self.epoch, self.seconds, self.metrics = kept["epoch"], kept["seconds"], kept["metrics"]
 
 
 def move(images: Tensor, rotation: float, generator: torch.Generator) -> Tensor:

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +15,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bitempered import noise
-from bitempered.experiments.compare import Progress
 from bitempered.experiments.data import Ring, ring
-from bitempered.experiments.models import Illustration
-from bitempered.experiments.origin import provenance, today
+from bitempered.experiments.files import Row, read_rows, write_rows
+from bitempered.experiments.networks import Illustration
+from bitempered.experiments.recipes import Options, Plan
+from bitempered.experiments.report import Pages, grid, made_by, png, write
+from bitempered.experiments.runs import Progress, provenance, today
 from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 
-__all__ = ["COLUMNS", "Column", "Illustrated", "Recipe", "draw", "markdown", "run"]
+__all__ = ["COLUMNS", "Column", "Illustrated", "Recipe", "draw", "markdown", "plan", "render", "run"]
 
 LOSSES = ("logistic", "bi-tempered")
 EDGE = 1.5  # of the square that is judged and drawn: the ring's outer radius
@@ -29,7 +31,7 @@ EDGE = 1.5  # of the square that is judged and drawn: the ring's outer radius
 
 @dataclass(frozen=True)
 class Column:
-    """One kind of noise: its name, what the paper says of its temperatures, and how many labels are wrong where."""
+    """One kind of noise: its name, what the paper says about its temperatures, and which labels are wrong."""
 
     title: str
     noise: str
@@ -84,15 +86,30 @@ class Illustrated:
 Panels = dict[tuple[str, str], Illustrated]  # by loss and noise
 
 
-def run(recipe: Recipe, progress: Progress) -> tuple[list[dict[str, Any]], Panels]:
+def plan(what: str, options: Options) -> Plan:
+    recipe = Recipe()
+    if options.quick or options.seeds:
+        recipe = replace(recipe, seeds=options.seeds or 1)
+
+    def make(folder: Path, progress: Progress) -> None:
+        folder.mkdir(parents=True, exist_ok=True)  # before the work, so that a bad folder is found at once
+        rows, panels = run(recipe, progress)
+        pages = {"figure2.md": markdown(recipe, rows).encode(), "figure2.png": png(draw(recipe, rows, panels))}
+        write_rows(folder / "figure2.jsonl", rows)
+        write(folder, pages)
+
+    return Plan(f"figure2{'-quick' if options.quick else ''}", make, "figure2.png, figure2.md, figure2.jsonl")
+
+
+def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
     """Train every panel; return a row per panel and seed, and what to draw."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     panels: Panels = {}
     threads = torch.get_num_threads()
     # One thread adds in one order: the same numbers on any number of cores.
     torch.set_num_threads(1)
     try:
-        origin = provenance()
+        maker = provenance()
         for column in COLUMNS:
             drawn = [ring(recipe.points, seed) for seed in range(recipe.seeds)]
             noisy = [corrupt(drawn[seed], column, seed) for seed in range(recipe.seeds)]
@@ -101,8 +118,8 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[dict[str, Any]], Panel
                 done, total = len(rows) // recipe.seeds * recipe.steps, 2 * len(COLUMNS) * recipe.steps
                 started = time.perf_counter()
                 name = f"{column.title}, {loss}"
-                show = partial(report, progress, done, total, name)
-                probability = train(recipe, drawn, noisy, t1, t2, show)
+                on_step = partial(tell, progress, done, total, name)
+                probability = train(recipe, drawn, noisy, t1, t2, on_step)
                 seconds = (time.perf_counter() - started) / recipe.seeds
                 accuracies = [accuracy(p) for p in probability]
                 for seed, value in enumerate(accuracies):
@@ -111,7 +128,7 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[dict[str, Any]], Panel
                             "noise": column.noise, "rate": column.rate, "pool": column.pool, "loss": loss,
                             "t1": t1, "t2": t2, "seed": seed, "points": recipe.points, "steps": recipe.steps,
                             "momentum": recipe.momentum, "learning_rate": recipe.learning_rate, "accuracy": value,
-                            **origin, "date": today(), "seconds": round(seconds, 3),
+                            **maker, "date": today(), "seconds": round(seconds, 3),
                         }
                     )  # fmt: skip
                 # The lower median, which is some seed's own value for every number of seeds.
@@ -122,7 +139,7 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[dict[str, Any]], Panel
     return rows, panels
 
 
-def report(progress: Progress, done: int, total: int, name: str, step: int) -> None:
+def tell(progress: Progress, done: int, total: int, name: str, step: int) -> None:
     progress(done + step, total, name)
 
 
@@ -160,12 +177,12 @@ def train(
         optimizer.step()
         on_step(step)
     with torch.no_grad():
-        logits = model(torch.from_numpy(grid(recipe.side)).expand(len(drawn), -1, -1))
+        logits = model(torch.from_numpy(square(recipe.side)).expand(len(drawn), -1, -1))
         probability = tempered_softmax(logits, t2)[..., 1]
     return probability.reshape(len(drawn), recipe.side, recipe.side).numpy()
 
 
-def grid(side: int) -> np.ndarray:
+def square(side: int) -> np.ndarray:
     """Return points (side * side, 2) of the square around the ring, row by row from below."""
     x, y = np.meshgrid(np.linspace(-EDGE, EDGE, side), np.linspace(-EDGE, EDGE, side))
     return np.stack([x.ravel(), y.ravel()], axis=1).astype(np.float32)
@@ -173,11 +190,11 @@ def grid(side: int) -> np.ndarray:
 
 def accuracy(probability: np.ndarray) -> float:
     """Return the fraction of the grid that gets its clean label, inside or outside the circle of radius 1."""
-    inside = (np.linalg.norm(grid(len(probability)), axis=1) < 1).reshape(probability.shape)
+    inside = (np.linalg.norm(square(len(probability)), axis=1) < 1).reshape(probability.shape)
     return float(((probability > 0.5) == inside).mean())
 
 
-def medians(rows: list[dict[str, Any]], column: Column) -> list[float]:
+def medians(rows: list[Row], column: Column) -> list[float]:
     """Return the median accuracy over the seeds of each loss, in per cent."""
     return [
         100 * median(row["accuracy"] for row in rows if (row["noise"], row["loss"]) == (column.noise, loss))
@@ -197,10 +214,10 @@ def describe(column: Column) -> str:
     return f"{column.rate:.0%} of all labels, among the {side} {column.pool:.0%}"
 
 
-def markdown(recipe: Recipe, rows: list[dict[str, Any]]) -> str:
+def markdown(recipe: Recipe, rows: list[Row]) -> str:
     """Return the accuracies as a Markdown page."""
-    names = ["panel", "wrong labels", "(t1, t2)", "logistic", "bi-tempered", "difference"]
-    lines = [names, ["---"] * 3 + ["---:"] * 3]
+    head = ["panel", "wrong labels", "(t1, t2)", "logistic", "bi-tempered", "difference"]
+    lines = []
     for column in COLUMNS:
         logistic, ours = medians(rows, column)
         lines.append(
@@ -209,21 +226,26 @@ def markdown(recipe: Recipe, rows: list[dict[str, Any]]) -> str:
                 f"{logistic:.1f}", f"{ours:.1f}", f"{round(ours, 1) - round(logistic, 1):+.1f}",
             ]
         )  # fmt: skip
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    origin = rows[0]
+    table = grid(head, lines, ["---"] * 3 + ["---:"] * 3)
     return (
         f"# Figure 2: accuracy on clean labels over a grid, %, {seeds_in_words(recipe)}\n\n{table}\n\n"
         f"{recipe.points} points, {recipe.steps} full-batch steps of SGD for both losses, learning rate "
         f"{recipe.learning_rate:g}, momentum {recipe.momentum:g}. Settings were chosen by hand to show the effects; "
-        "other seeds and learning rates show less: the docstring of bitempered.experiments.figure2.Recipe says how "
-        "much.\n\n"
-        f"Made by bitempered {origin['bitempered']} (commit {origin['commit']}) with torch {origin['torch']} on "
-        f"{origin['device']}, {origin['date']}, in {sum(row['seconds'] for row in rows):.0f} s of training.\n\n"
+        "other seeds and learning rates show less: bitempered.experiments.recipes.figure2 says how much.\n\n"
+        f"{made_by(rows[0])}, in {sum(row['seconds'] for row in rows):.0f} s of training.\n\n"
         "![](figure2.png)\n"
     )
 
 
-def draw(recipe: Recipe, rows: list[dict[str, Any]], panels: Panels) -> Figure:
+def render(path: Path) -> Pages:
+    """Make the page of a file of rows again. The picture is not in the rows: `reproduce figure2` draws it anew."""
+    rows = read_rows(path)
+    names = ("points", "steps", "momentum", "learning_rate")
+    recipe = Recipe(seeds=len({row["seed"] for row in rows}), **{name: rows[0][name] for name in names})
+    return {"figure2.md": markdown(recipe, rows).encode()}
+
+
+def draw(recipe: Recipe, rows: list[Row], panels: Panels) -> Figure:
     """Draw the paper's figure 2: losses by rows, kinds of noise by columns, the boundary as a white stripe."""
     # The figure object itself, not pyplot: it needs no display and keeps no global state.
     figure = Figure(figsize=(14, 7.6), dpi=150, layout="constrained")

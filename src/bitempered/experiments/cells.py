@@ -1,0 +1,191 @@
+"""Losses side by side under label noise: the runs behind `bitempered compare` and the paper's table 1."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bitempered import noise
+from bitempered.experiments.checkpoints import Checkpoint
+from bitempered.experiments.data import Dataset, Split, fingerprint, load_human_labels
+from bitempered.experiments.datasets import DATASETS, check, is_table, read
+from bitempered.experiments.losses import Loss
+from bitempered.experiments.networks import NETWORKS
+from bitempered.experiments.runs import Job, Progress, Row, identity, make
+from bitempered.experiments.train import METRICS, Member, Training, train
+
+__all__ = ["NOISE", "Cell", "Comparison", "run"]
+
+NOISE = ("symmetric", "symmetric-all", "pair-flip", "human")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of a table: a loss at a noise level, with its learning rate."""
+
+    loss: Loss
+    noise: float
+    rate: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Train every cell with the same network, optimiser and number of epochs, for each of some seeds.
+
+    The noise corrupts training and validation labels alike, as it would outside a laboratory; the test labels are
+    clean. For one seed all cells get the same rows, the same initial weights and the same batches, and those of one
+    noise level the same wrong labels.
+    """
+
+    dataset: str
+    training: Training
+    cells: tuple[Cell, ...]
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    noise_model: str = "symmetric"
+    label_column: str = "label"
+    rows: int | None = None  # use only the first so many of each part
+
+    def __post_init__(self) -> None:
+        check(self.dataset)
+        levels = [cell.noise for cell in self.cells]
+        if not levels or not all(0 <= level <= 1 for level in levels):
+            raise ValueError(f"noise levels must be in [0, 1], got {list(dict.fromkeys(levels))}")
+        rates = [cell.rate for cell in self.cells]
+        if not all(0 < rate < math.inf for rate in rates):
+            raise ValueError(f"learning rates must be positive and finite, got {list(dict.fromkeys(rates))}")
+        if not self.seeds:
+            raise ValueError("there must be at least one seed")
+        if self.noise_model not in NOISE:
+            raise ValueError(f"unknown noise model {self.noise_model!r}; choose from: {', '.join(NOISE)}")
+        labelled = [name for name, entry in DATASETS.items() if entry.human_labels]
+        if self.noise_model == "human" and self.dataset not in labelled:
+            raise ValueError(f"{self.dataset} has no human labels; choose from: {', '.join(labelled)}")
+
+    def setting(self, cell: Cell, seed: int) -> Row:
+        """Return what a run depends on, by the keys of its row."""
+        return {
+            "dataset": self.dataset, "noise_model": self.noise_model, "noise": cell.noise, "loss": cell.loss.name,
+            "numbers": list(cell.loss.numbers), "learning_rate": cell.rate, "seed": seed, "rows": self.rows,
+            **({"label_column": self.label_column} if is_table(self.dataset) else {}),
+            **{name: list(value) if isinstance(value, tuple) else value
+               for name, value in asdict(self.training).items() if value != float("inf")},
+        }  # fmt: skip
+
+
+def run(
+    recipe: Comparison,
+    folder: Path,
+    progress: Progress,
+    *,
+    name: str = "compare",
+    device: str = "cpu",
+    data_dir: Path | None = None,
+) -> list[Row]:
+    """Make the runs that `folder` does not have yet and return the rows of all, seed by seed in the order of the cells.
+
+    All cells of a seed train together. `runs.make` says what the folder gets; its rows are in `name`.jsonl.
+    """
+    data = read(recipe.dataset, data_dir, recipe.label_column)
+
+    def job(seed: int) -> Job:
+        split, members, runs = prepare(recipe, data, seed, data_dir)
+        epochs = recipe.training.length(len(split.train[0]))
+
+        def tell(done: int, epoch: int, text: str) -> None:
+            progress(done * epochs + epoch, len(recipe.seeds) * epochs, f"seed {seed}: {text}")
+
+        def train_cells(places: list[int], checkpoints: list[Checkpoint], done: int) -> tuple[list[Row], list[Row]]:
+            fleet = [members[place] for place in places]
+            return run_seed(recipe, split, fleet, seed, partial(tell, done), device, checkpoints[0])
+
+        return Job(f"seed{seed}", runs, train_cells, lambda done: tell(done, 0, "another process is training it"))
+
+    threads = torch.get_num_threads()
+    if device == "cpu" and NETWORKS[recipe.training.network].flat:
+        # Layers this small gain nothing from a second thread (and lose much where cores are shared),
+        # and one thread adds in one order: the same numbers on any number of cores.
+        torch.set_num_threads(1)
+    try:
+        return make([partial(job, seed) for seed in recipe.seeds], folder, name, device)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def prepare(
+    recipe: Comparison, data: Dataset, seed: int, data_dir: Path | None
+) -> tuple[Split, list[Member], list[Row]]:
+    """Return the split of one seed, and for each cell the member of the fleet and its identity."""
+    split, rows = data.split(seed), slice(recipe.rows)
+    members, runs = [], []
+    for cell in recipe.cells:
+        train, validation = (labels[rows] for labels in corrupt(recipe, split, cell, seed, data_dir))
+        members.append(Member(cell.loss, cell.rate, train, validation))
+        # The hash of the data set, then that of the labels that this run sees.
+        seen = f"{data.digest}-{fingerprint(train, validation)}"
+        runs.append(identity(recipe.setting(cell, seed), seen))
+    train_part, validation_part, test = ((x[rows], y[rows]) for x, y in (split.train, split.validation, split.test))
+    return Split(train_part, validation_part, test, split.num_classes), members, runs
+
+
+def run_seed(
+    recipe: Comparison,
+    split: Split,
+    members: list[Member],
+    seed: int,
+    tell: Callable[[int, str], None],
+    device: str,
+    checkpoint: Checkpoint,
+) -> tuple[list[Row], list[Row]]:
+    """Train the members together; return their results and their curves."""
+
+    def on_epoch(epoch: int, metrics: Row) -> None:
+        tell(epoch, f"noisy validation {sum(metrics['validation']) / len(members):.1%}")
+
+    metrics = train(recipe.training, members, split, seed=seed, device=device, on_epoch=on_epoch, checkpoint=checkpoint)
+    last, results, curves = metrics[-1], [], []
+    for place in range(len(members)):
+        # The first epoch with the highest accuracy on noisy validation labels; the test rows have no say.
+        chosen = max(metrics, key=lambda row: row["validation"][place])
+        results.append(
+            {
+                "train_last": last["noisy"][place], "validation_last": last["validation"][place],
+                "test_last": last["test"][place], "chosen_epoch": chosen["epoch"],
+                "validation_chosen": chosen["validation"][place], "test_chosen": chosen["test"][place],
+                "fleet": len(members), "fleet_seconds": last["seconds"],
+            }
+        )  # fmt: skip
+        curves.append({name: [row[name][place] for row in metrics] for name in METRICS})
+    return results, curves
+
+
+def corrupt(
+    recipe: Comparison, split: Split, cell: Cell, seed: int, data_dir: Path | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels for training and validation."""
+    rng, labels = np.random.default_rng(seed), (split.train[1], split.validation[1])
+    if recipe.noise_model == "human":
+        return human_labels(split, data_dir)
+    if recipe.noise_model == "pair-flip":
+        noisy = [noise.pair_flip(part, cell.noise, rng=rng, num_classes=split.num_classes) for part in labels]
+    else:
+        including_self = recipe.noise_model == "symmetric-all"
+        noisy = [
+            noise.symmetric(part, cell.noise, rng=rng, num_classes=split.num_classes, including_self=including_self)
+            for part in labels
+        ]
+    return noisy[0], noisy[1]
+
+
+def human_labels(split: Split, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels that people gave to the images of a split."""
+    assert split.rows is not None
+    clean = np.empty(sum(map(len, split.rows)), dtype=np.int64)
+    for rows, (_, labels) in zip(split.rows, (split.train, split.validation), strict=True):
+        clean[rows] = labels
+    noisy = load_human_labels(clean, data_dir)
+    train, validation = (noisy[rows] for rows in split.rows)
+    return train, validation

@@ -1,0 +1,131 @@
+"""The data sets by name. A new one is a reader, in a file of its own, and an entry in `DATASETS`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+from bitempered.experiments.data import Dataset, Part, Split, divide
+from bitempered.experiments.sources import (
+    CIFAR100,
+    FASHION_MNIST,
+    MNIST,
+    DataError,
+    Source,
+    fetch,
+    read_cifar,
+    read_idx,
+    read_table,
+)
+from bitempered.experiments.train import Training
+
+__all__ = ["DATASETS", "Entry", "check", "default_training", "digits", "is_table", "load", "read", "read_parts"]
+
+Parts = tuple[Part, Part]  # training rows, some of which will validate, and test rows
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a data set comes from, what it holds, and the training that it gets unless one says otherwise."""
+
+    source: Source | None  # None: no files are needed
+    read: Callable[[list[Path]], Parts]  # takes the source's files in their order
+    num_classes: int
+    training: Training
+    validation_rows: int = 5_000  # of the 60,000 or 50,000 training images, as many as half a test set
+    human_labels: bool = False  # whether CIFAR-N has labels for it
+
+
+def read_digits(paths: list[Path], test_seed: int = 2019) -> Parts:
+    """Return scikit-learn's 1,797 grey 8 x 8 digits: 797 rows to test, the rest to train and validate."""
+    pixels, labels = load_digits(return_X_y=True)
+    # Pixels are counts from 0 to 16.
+    return divide("digits", (pixels / 16).astype(np.float32), labels.astype(np.int64), 797, test_seed)
+
+
+def read_mnist(paths: list[Path]) -> Parts:
+    """Return MNIST's images, or those of a data set in the same format, in their published order."""
+    parts = []
+    for images_file, labels_file in (paths[:2], paths[2:]):
+        images, labels = read_idx(images_file), read_idx(labels_file)
+        if images.shape != (*labels.shape, 28, 28) or not labels.size or labels.max() > 9:
+            raise DataError(
+                f"{images_file} and {labels_file} must hold n images of 28 x 28 and n labels from 0 to 9, "
+                f"got shapes {images.shape} and {labels.shape}; get them again"
+            )
+        parts.append((images[:, None], labels.astype(np.int64)))
+    return parts[0], parts[1]
+
+
+def read_cifar100(paths: list[Path]) -> Parts:
+    """Return CIFAR-100's images in their published order."""
+    return read_cifar(paths[0], "train"), read_cifar(paths[0], "test")
+
+
+DATASETS = {
+    "digits": Entry(None, read_digits, 10, Training("mlp", "adam", epochs=150, batch_size=125), validation_rows=500),
+    "mnist": Entry(MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500)),
+    "fashion-mnist": Entry(FASHION_MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500)),
+    "cifar100": Entry(
+        CIFAR100, read_cifar100, 100,
+        Training(
+            "resnet56", "sgd", epochs=200, steps=50_000, stairs=(0.5, 0.75), warmup=1_000, weight_decay=5e-4, clip=1.0,
+            augment=True,
+        ),
+        human_labels=True,
+    ),
+}  # fmt: skip
+TABLES = (".csv", ".parquet")
+TABLE_TRAINING = Training("mlp", "adam", epochs=100)
+
+
+def check(name: str) -> None:
+    """Raise a ValueError that lists the data sets if `name` is neither one of them nor a table's file."""
+    if name not in DATASETS and not is_table(name):
+        known = [*DATASETS, "a path that ends in .csv or .parquet"]
+        raise ValueError(f"unknown dataset {name!r}; choose from: {', '.join(known)}")
+
+
+def is_table(name: str) -> bool:
+    return Path(name).suffix in TABLES
+
+
+def default_training(name: str) -> Training:
+    return DATASETS[name].training if name in DATASETS else TABLE_TRAINING
+
+
+def load(name: str, seed: int, data_dir: Path | None = None, label_column: str = "label") -> Split:
+    """Read a data set and split it."""
+    return read(name, data_dir, label_column).split(seed)
+
+
+def read(name: str, data_dir: Path | None = None, label_column: str = "label") -> Dataset:
+    """Read a data set by name, or a table by its path.
+
+    Files are looked for in `data_dir`, or else downloaded once. Images stay uint8, a quarter of what float32 takes:
+    they are scaled where they are used. Of a CSV or Parquet file a fifth each tests and validates; its columns are
+    standardised.
+    """
+    check(name)
+    if name in DATASETS:
+        entry = DATASETS[name]
+        return Dataset(name, *read_parts(name, data_dir), entry.num_classes, entry.validation_rows)
+    features, labels, classes = read_table(Path(name), label_column)
+    if len(classes) < 2:
+        raise DataError(f"{name}: column {label_column!r} must hold at least two classes, got {len(classes)}")
+    fifth = -(-len(labels) // 5)
+    rest, test = divide(name, features, labels, fifth, 2019)
+    return Dataset(name, rest, test, len(classes), fifth, standardise=True)
+
+
+def read_parts(name: str, data_dir: Path | None) -> Parts:
+    """Return all training and all test rows of a registered data set."""
+    entry = DATASETS[name]
+    return entry.read(fetch(name, entry.source, data_dir) if entry.source else [])
+
+
+def digits(test_seed: int = 2019) -> Dataset:
+    """Return the digits with other test rows."""
+    return Dataset("digits", *read_digits([], test_seed), 10, DATASETS["digits"].validation_rows)

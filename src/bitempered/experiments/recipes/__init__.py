@@ -1,0 +1,101 @@
+"""One file for each figure or table: its values, and what is special about it. A new one is a file and an entry here.
+
+A recipe's module has `plan(what, options)` if it can be reproduced, and `render(path)` if its rows can be rendered.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitempered.experiments.files import BadRows
+
+if TYPE_CHECKING:  # the command line's help needs this module, and neither matplotlib nor torch
+    from bitempered.experiments.report import Pages
+    from bitempered.experiments.runs import Progress
+
+__all__ = ["RECIPES", "REPRODUCED", "ROWS", "Options", "Plan", "choose", "folders", "plan", "render"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A figure or table: its module, the options that it takes, the name of its rows."""
+
+    module: str
+    options: frozenset[str] | None = None  # of `reproduce`, apart from --out; None: it has another command
+    rows: str | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `bitempered reproduce` was given; None where the recipe decides."""
+
+    device: str
+    dataset: str | None = None
+    network: str | None = None
+    quick: bool = False
+    seeds: int | None = None
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `bitempered reproduce` does."""
+
+    name: str  # of its folder in results
+    make: Callable[[Path, "Progress"], Any]  # fills a folder; returns what to print, or None
+    files: str  # what there is then, in words
+
+
+ALL = frozenset({"quick", "resume", "seeds", "data_dir", "device", "network"})
+PROTOCOL = frozenset({"resume", "seeds", "data_dir"})
+RECIPES = {
+    "compare": Entry("compare", rows="compare"),
+    "figure1": Entry("figure1", frozenset()),
+    "figure2": Entry("figure2", frozenset({"quick", "seeds"}), "figure2"),
+    "figure3": Entry("table1", ALL | {"dataset"}, "table1"),
+    "table1": Entry("table1", ALL | {"dataset"}, "table1"),
+    "table2": Entry("table2", ALL, "table2"),
+    "protocol-a": Entry("protocols", PROTOCOL, "protocol-a"),
+    "protocol-b": Entry("protocols", PROTOCOL, "protocol-b"),
+}
+REPRODUCED = {name: entry.options for name, entry in RECIPES.items() if entry.options is not None}
+ROWS = {name: entry.rows for name, entry in RECIPES.items() if entry.rows is not None}
+
+
+def load(what: str) -> Any:
+    return import_module(f"{__name__}.{RECIPES[what].module}")
+
+
+def plan(what: str, options: Options) -> Plan:
+    """Say what will be made; a ValueError says which option is wrong."""
+    made: Plan = load(what).plan(what, options)
+    return made
+
+
+def folders(root: Path, *kinds: str) -> list[Path]:
+    """The folders in `root` that hold rows, of these kinds or of any."""
+    return sorted({path.parent for kind in kinds or ROWS for path in root.glob(f"*/{ROWS[kind]}.jsonl")})
+
+
+def choose(what: str, root: Path) -> list[Path]:
+    """The folders that a word means: a path, the name of a folder in `root`, or a kind."""
+    for folder in (Path(what), root / what):
+        if any((folder / f"{rows}.jsonl").exists() for rows in ROWS.values()):
+            return [folder]
+    return folders(root, what) if what in ROWS else []
+
+
+def render(folder: Path) -> "Pages":
+    """Make the pages, tables and figures of a folder again from its rows."""
+    pages: Pages = {}
+    for kind, path in {rows: folder / f"{rows}.jsonl" for rows in ROWS.values()}.items():
+        if not path.exists():
+            continue
+        try:
+            pages |= load(kind).render(path)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            found = f"{type(error).__name__} {error}"
+            raise BadRows(f"{path} does not hold the rows of a finished {kind}: {found}") from error
+    return pages

@@ -1,0 +1,152 @@
+"""Runs: what identifies one, what made it, and how those that a folder lacks are made.
+
+A run has a row of results. It is not made again while a row with the same identity is in the folder: the same settings,
+the same data, the same version of this package and the same `RESULTS`. Commit, device and versions of other packages
+are kept in the row for information.
+"""
+
+import logging
+import platform
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from bitempered import __version__
+from bitempered.experiments.checkpoints import Checkpoint
+from bitempered.experiments.files import Row, append_rows, lock, read_rows
+
+__all__ = ["RESULTS", "Job", "Progress", "Row", "commit", "find", "identity", "make", "provenance", "today"]
+
+# Raise it whenever training changes: a row of another number, or of none, is rendered but never reused.
+RESULTS = 1
+ARCHIVED = "$Format:%H$"  # `git archive` writes the commit here, see .gitattributes
+
+Progress = Callable[[int, int, str], None]  # work done, work in all, what is running
+
+
+def identity(setting: Row, data: str) -> Row:
+    """Return what the row of a run must agree with; `data` is a hash of what the run sees."""
+    return {**setting, "data": data, "bitempered": __version__, "results": RESULTS}
+
+
+def find(rows: list[Row], wanted: Row) -> Row | None:
+    """Return the first row that has every wanted value."""
+    return next((row for row in rows if agree(row, wanted)), None)
+
+
+def agree(row: Row, wanted: Row) -> bool:
+    # JSON has no infinity: a run that does not clip has no `clip`, so a row with one belongs to another run.
+    return row.get("clip") == wanted.get("clip") and all(name in row and row[name] == wanted[name] for name in wanted)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Runs that are trained together."""
+
+    name: str  # of the lock and of the checkpoints
+    runs: list[Row]  # the identity of each
+    # Takes the places of the runs to make, their checkpoints, and how many jobs are done; returns what to add to the
+    # row of each run, and its metrics by epoch.
+    train: Callable[[list[int], list[Checkpoint], int], tuple[list[Row], list[Row]]]
+    on_wait: Callable[[int], None] = lambda done: None  # called before it waits for another process
+    separate: bool = False  # a checkpoint for each run; otherwise one for all that are made
+
+    def checkpoints(self, folder: Path, places: Iterable[int]) -> list[Checkpoint]:
+        runs = [self.runs[place] for place in places]
+        groups = [[run] for run in runs] if self.separate else [runs]
+        return [Checkpoint.of(folder, self.name, group) for group in groups]
+
+
+def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, device: str) -> list[Row]:
+    """Make the runs that the folder has no rows of; return the rows of all, job by job.
+
+    `folder` gets `name`.jsonl, a row for each run; curves.jsonl, its metrics by epoch; and checkpoints of what is under
+    way. Several processes can share a folder: each takes jobs that no other is training, then waits for the rest. A job
+    is prepared when its turn comes.
+    """
+    rows_file, curves_file = folder / f"{name}.jsonl", folder / "curves.jsonl"
+    maker = provenance(device)  # taken now: the source tree may change while this process trains
+    done: dict[int, list[Row]] = {}
+    queue = [(place, False) for place in range(len(jobs))]
+    for place, wait in queue:  # it grows by the jobs that other processes are training
+        job = jobs[place]()
+        if wait:
+            job.on_wait(len(done))
+        if not done:  # not before the data is there, nor again if somebody deletes the folder
+            folder.mkdir(parents=True, exist_ok=True)
+        with lock(folder, job.name, wait=wait) as held:
+            kept = read_rows(rows_file)
+            missing = [i for i, run in enumerate(job.runs) if find(kept, run) is None]
+            if missing and not held:
+                queue.append((place, True))
+                continue
+            checkpoints, everyone = (job.checkpoints(folder, part) for part in (missing, range(len(job.runs))))
+            ours = {checkpoint.path for checkpoint in checkpoints + everyone}
+            if missing:
+                drawn = read_rows(curves_file)  # ours too, if a process was killed between its curves and its rows
+                if not job.separate:
+                    warn_of_others(folder, job.name, ours)
+                results, curves = job.train(missing, checkpoints, len(done))
+                runs = [job.runs[i] for i in missing]
+                new = [
+                    {**run, **maker, **curve}
+                    for run, curve in zip(runs, curves, strict=True)
+                    if find(drawn, run) is None
+                ]
+                made = [{**run, **maker, **result, "date": today()} for run, result in zip(runs, results, strict=True)]
+                append_rows(curves_file, new)
+                append_rows(rows_file, made)
+                kept += made
+            if held:
+                for path in ours:
+                    path.unlink(missing_ok=True)
+        done[place] = [row for run in job.runs if (row := find(kept, run)) is not None]
+    return [row for place in range(len(jobs)) for row in done[place]]
+
+
+def warn_of_others(folder: Path, name: str, ours: set[Path]) -> None:
+    for path in sorted(set(folder.glob(f"{name}-*.checkpoint")) - ours):
+        logging.getLogger(__name__).warning(
+            "bitempered: %s belongs to a stopped run with other settings, data or version; this run starts anew", path
+        )
+
+
+def provenance(device: str = "cpu") -> Row:
+    """Return the code and the machine that make a row. On a CPU the number of threads sets the order of sums."""
+    gpu = device.startswith("cuda")
+    return {
+        "commit": commit(),
+        "device": torch.cuda.get_device_name(device) if gpu else f"cpu {platform.machine()}",
+        "threads": None if gpu else torch.get_num_threads(),
+        "bitempered": __version__,
+        "torch": torch.__version__,
+    }
+
+
+def today() -> str:
+    return datetime.now(timezone.utc).date().isoformat()
+
+
+def commit() -> str:
+    """Return the commit of this source tree, or "unknown" outside of git and its archives."""
+    here = Path(__file__)
+    if not ARCHIVED.startswith("$"):
+        return ARCHIVED
+    try:
+        # An installed copy may lie inside somebody else's repository: ask whether git tracks it.
+        git("ls-files", "--error-unmatch", here.name)
+        # Only code counts: results that are being written do not change it.
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*.c", ":/*.toml")
+        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def git(*command: str) -> str:
+    folder = Path(__file__).parent
+    done = subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()

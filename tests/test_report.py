@@ -1,0 +1,114 @@
+"""`bitempered report`: every committed page, table and figure is what its rows give, without training or data."""
+
+import json
+import shutil
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from bitempered import cli
+from bitempered.experiments import recipes
+from bitempered.experiments.files import read_rows, write_rows
+
+RESULTS = Path(__file__).parents[1] / "results"
+FOLDERS = recipes.folders(RESULTS)
+
+
+def invoke(*options):
+    return CliRunner().invoke(cli.app, ["report", *(str(option) for option in options)])
+
+
+def test_all_committed_folders_are_known():
+    assert sorted(path for path in RESULTS.iterdir() if any(path.glob("*.jsonl"))) == FOLDERS
+    assert len(FOLDERS) >= 9
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_what_is_committed_is_what_its_rows_give(folder):
+    pages = recipes.render(folder)
+    made = {path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".jsonl"}
+    assert set(pages) == made - {"figure2.png"}  # which shows points and probabilities that no row has
+    for name, content in pages.items():
+        committed = (folder / name).read_bytes()
+        if name.endswith(".png") and content != committed:
+            ours, theirs = (Image.open(BytesIO(png)) for png in (content, committed))
+            # Byte for byte with one version of matplotlib; another may draw letters and edges otherwise.
+            assert ours.info["Software"] != theirs.info["Software"], name
+            ours, theirs = (np.asarray(image.convert("L"), float) for image in (ours, theirs))
+            assert ours.shape == theirs.shape
+            assert np.abs(ours - theirs).mean() < 2  # of 255
+        else:
+            assert content == committed, name
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("table1-mnist", ["table1-mnist"]),
+        ("figure3", ["table1-cifar100", "table1-cifar100-wide", "table1-mnist"]),
+        ("protocol-a", ["protocol-a"]),
+        (RESULTS / "compare", ["compare"]),
+    ],
+)
+def test_report_writes_what_it_is_asked_for(what, names, tmp_path, monkeypatch):
+    monkeypatch.chdir(RESULTS.parent)
+    done = invoke(what, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    for name in names:
+        for path in (tmp_path / name).glob("*.md"):
+            assert path.read_bytes() == (RESULTS / name / path.name).read_bytes()
+
+
+def test_report_without_words_renders_all_beside_their_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("figure2", "protocol-b"):
+        (tmp_path / "results" / name).mkdir(parents=True)
+        shutil.copy(RESULTS / name / f"{name}.jsonl", tmp_path / "results" / name)
+    (tmp_path / "results" / "notes").mkdir()
+    done = invoke()
+    assert done.exit_code == 0, done.output
+    assert "figure2.png needs more than the rows" in done.stdout
+    for name in ("figure2", "protocol-b"):
+        assert (Path("results") / name / f"{name}.md").read_bytes() == (RESULTS / name / f"{name}.md").read_bytes()
+
+
+def test_older_rows_in_the_file_are_not_shown(tmp_path):
+    """Of other settings, and of the same ones made before."""
+    rows = read_rows(RESULTS / "compare" / "compare.jsonl")
+    older = [{**row, "epochs": 2, "test_last": 0} for row in rows] + [{**row, "test_last": 0} for row in rows]
+    write_rows(tmp_path / "compare.jsonl", older + rows)
+    assert recipes.render(tmp_path)["compare.md"] == (RESULTS / "compare" / "compare.md").read_bytes()
+
+
+def test_a_part_of_a_comparison_is_shown_with_dashes(tmp_path):
+    rows = read_rows(RESULTS / "compare" / "compare.jsonl")
+    write_rows(tmp_path / "compare.jsonl", rows[:3])
+    page = recipes.render(tmp_path)["compare.md"].decode()
+    assert " | – |" in page
+    assert "Not finished: 3 of 4 runs." in page
+
+
+@pytest.mark.parametrize("what", ["nothing", "results/notes", None])
+def test_nothing_to_render_gets_one_line(what, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results" / "notes").mkdir(parents=True)
+    done = invoke(*([what] if what else []))
+    assert done.exit_code == 2
+    assert done.stderr.startswith("bitempered: no rows of ")
+    assert "choose a folder that has some, or from: compare, figure2, figure3, table1" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ["not JSON\n", json.dumps({"dataset": "digits"}) + "\n", ""])
+def test_rows_of_something_else_get_one_line(content, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "compare.jsonl").write_text(content)
+    done = invoke(tmp_path / "mine")
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["compare.jsonl"]

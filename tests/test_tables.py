@@ -1,0 +1,183 @@
+"""Tables of one's own, CSV and Parquet: what is read from them, and one line for whatever is wrong."""
+
+import re
+import struct
+import sys
+from datetime import date
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+from bitempered.experiments import datasets, sources
+from bitempered.experiments.sources import DataError
+
+
+def one_line(error):
+    return "\n" not in str(error.value)
+
+
+# Tables
+
+CSV = "height,width,kind\n" + "".join(f"{i},{i / 2},{'cat' if i % 3 else 'dog'}\n" for i in range(30))
+
+
+def load_table(path, label_column="kind"):
+    return datasets.load(str(path), 0, label_column=label_column)
+
+
+def test_csv_and_parquet_give_the_same_split(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "table.csv").write_text(CSV)
+    _, *lines = (line.split(",") for line in CSV.splitlines())
+    columns = {"height": [int(a) for a, _, _ in lines], "width": [float(b) for _, b, _ in lines]}
+    parquet.write_table(pyarrow.table({**columns, "kind": [c for _, _, c in lines]}), tmp_path / "table.parquet")
+    first, second = (load_table(tmp_path / name) for name in ("table.csv", "table.parquet"))
+    assert first.num_classes == second.num_classes == 2
+    assert [np.bincount(y).tolist() for _, y in (first.train, first.validation, first.test)] == [
+        [12, 6],
+        [4, 2],
+        [4, 2],
+    ]
+    for (x, y), (same_x, same_y) in zip(
+        (first.train, first.validation, first.test), (second.train, second.validation, second.test), strict=True
+    ):
+        assert x.dtype == np.float32
+        np.testing.assert_array_equal(x, same_x)
+        np.testing.assert_array_equal(y, same_y)
+    # Float32: the mean and deviation of eighteen numbers carry a few units of the last of seven digits.
+    np.testing.assert_allclose(first.train[0].mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(first.train[0].std(axis=0), 1, atol=1e-6)
+
+
+def test_classes_that_are_numbers_are_ordered_as_numbers(tmp_path):
+    (tmp_path / "table.csv").write_text("\ufeffx,y\n1,10\n2,9\n3,10\n", encoding="utf-8")  # with the mark Excel writes
+    features, labels, names = sources.read_table(tmp_path / "table.csv", "y")
+    assert names == ["9", "10"]
+    assert labels.tolist() == [1, 0, 1]
+    assert features.tolist() == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,b\n1,2\n", r"has no column 'kind'; choose from: a, b \(with --label-column\)"),
+        ("", "is empty: expected a line of column names"),
+        ("a,kind\n", "must have rows"),
+        ("kind\n1\n", "a column beside the label 'kind'"),
+        ("a,a,kind\n1,2,3\n", "names a column twice"),
+        ("a,kind\n1\n", "row 1: expected 2 values as in the first line, got 1"),
+        ("a,kind\n1,\n", "row 1: the label is missing"),
+        ("a,kind\n1,x\nred,x\n", "row 2, column 'a': expected a finite number, got 'red'"),
+        ("a,kind\nnan,x\n", "expected a finite number, got 'nan'"),
+        ("a,kind\n" + "1,x\n" * 9, "column 'kind' must hold at least two classes, got 1"),
+        ("a,kind\n" + "1,x\n" * 9 + "1,y\n", "of 10 rows 2 cannot be set aside with their share"),
+        ("a,kind\n1,x\0\n", "holds NUL characters"),
+        ("a,kind\n" + "1" * 200_000 + ",x\n", "cannot read .*field larger than field limit"),
+        ("a,kind\n1e39,x\n", "expected a finite number, got '1e39'"),
+        ('"a\nb\x1b[2J",c\n1,2\n', r"has no column 'kind'; choose from: a b \[2J, c \(with"),
+        (",".join(f"c{i}" for i in range(99)) + "\n" + "1," * 98 + "1\n", r"c19 and 79 more \(with"),
+        (b"a,kind\n\xff\xfe,1\n", "cannot read .*utf-8"),
+    ],
+)
+def test_a_bad_table_gets_one_line(tmp_path, content, message):
+    path = tmp_path / "table.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=message) as error:
+        load_table(path)
+    assert one_line(error)
+
+
+LABELS = {
+    # What a column holds, as text and in Parquet: the same classes in the same order, or the same refusal.
+    "whole": (["10", "9", "10", "-1"], [10, 9, 10, -1], ["-1", "9", "10"]),
+    "whole floats": (["1.0", "2", "1", "2.0"], [1.0, 2.0, 1.0, 2.0], ["1", "2"]),
+    "large": (["9007199254740993", "9007199254740992"] * 2, [9007199254740993, 9007199254740992] * 2, None),
+    "text": (["b", "a", "B", "a "], ["b", "a", "B", "a "], ["B", "a", "a ", "b"]),
+    "truth": (["True", "False"] * 2, [True, False] * 2, ["False", "True"]),
+    "dates": (["2020-10-01", "2020-09-30"] * 2, [date(2020, 10, 1), date(2020, 9, 30)] * 2, None),
+    "decimals": (["1.00", "2.00"] * 2, [Decimal("1.00"), Decimal("2.00")] * 2, ["1", "2"]),
+    "underscores": (["1_0", "10"] * 2, ["1_0", "10"] * 2, ["10", "1_0"]),
+    "other digits": (["\u0661", "1"] * 2, ["\u0661", "1"] * 2, ["1", "\u0661"]),
+    "some text": (["0.5", "none"] * 2, ["0.5", "none"] * 2, ["0.5", "none"]),
+    "measurements": (["0.2", "0.7", "1.5", "0.2"], [0.2, 0.7, 1.5, 0.2], "row 1: the label 0.2 is not a whole number"),
+    "half": (["1", "2", "2.5", "1"], [1.0, 2.0, 2.5, 1.0], "row 3: the label 2.5 is not a whole number"),
+    "decimal parts": (["1.50"] * 4, [Decimal("1.50")] * 4, "the label 1.50 is not a whole number"),
+    "infinite": (["1", "inf", "2", "1"], [1.0, float("inf"), 2.0, 1.0], "row 2: the label inf is not a whole number"),
+    "too large": (["1", "1e400", "2", "1"], ["1", "1e400", "2", "1"], "row 2: the label 1e400 is not a whole number"),
+    "nan": (["1", "nan", "2", "1"], [1.0, float("nan"), 2.0, 1.0], "row 2: the label is missing"),
+    "nan and text": (["a", "NaN", "b", "a"], ["a", "NaN", "b", "a"], "row 2: the label is missing"),
+    "empty": (["a", "", "b", "a"], ["a", None, "b", "a"], "row 2: the label is missing"),
+    "blank": (["a", " ", "b", "a"], ["a", " ", "b", "a"], "row 2: the label is missing"),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_are_classes_whatever_the_format(kind, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts, values, expected = LABELS[kind]
+    (tmp_path / "table.csv").write_text("x,y\n" + "".join(f"{i},{text}\n" for i, text in enumerate(texts)))
+    parquet.write_table(pyarrow.table({"x": range(4), "y": values}), tmp_path / "table.parquet")
+    encoded = pyarrow.array(values).dictionary_encode()
+    parquet.write_table(pyarrow.table({"x": range(4), "y": encoded}), tmp_path / "categories.parquet")
+    for name in ("table.csv", "table.parquet", "categories.parquet"):
+        if isinstance(expected, str):
+            with pytest.raises(DataError, match=expected) as error:
+                sources.read_table(tmp_path / name, "y")
+            assert one_line(error)
+        else:
+            _, labels, names = sources.read_table(tmp_path / name, "y")
+            assert names == (expected or sorted(set(texts)))
+            order = {text: i for i, text in enumerate(names)}
+            whole = (text.removesuffix(".0").removesuffix(".00") for text in texts)
+            assert labels.tolist() == [order[text] for text in whole]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([[1], [2]], "row 1: expected a label, got a list"),
+        ([{"a": 1}, {"a": 2}], "row 1: expected a label, got a dict"),
+        ("not UTF-8", "cannot read .*utf-8"),
+        ("equal values", "it holds 200000000 rows of 2 columns, more than can be used"),
+    ],
+)
+def test_a_parquet_file_of_something_else_gets_one_line(values, message, tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "table.parquet"
+    if values == "not UTF-8":
+        offsets, text = (pyarrow.py_buffer(part) for part in (struct.pack("<3i", 0, 1, 2), b"\xff\xfe"))
+        values = pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, offsets, text])
+    if isinstance(values, str):
+        monkeypatch.setattr(sources, "VALUES", 3)
+        values, message = [0, 1], "it holds 2 rows of 2 columns, more than can be used"
+    parquet.write_table(pyarrow.table({"x": [1.0, 2.0], "y": values}), path)
+    with pytest.raises(DataError, match=message) as error:
+        sources.read_table(path, "y")
+    assert one_line(error)
+
+
+def test_a_missing_table_gets_one_line(tmp_path):
+    for name in ("table.csv", "table.parquet"):
+        if name == "table.parquet":
+            pytest.importorskip("pyarrow")
+        with pytest.raises(DataError, match=f"cannot read .*{re.escape(name)}") as error:
+            load_table(tmp_path / name)
+        assert one_line(error)
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match="pip install pyarrow"):
+        load_table(tmp_path / "table.parquet")
+
+
+def test_a_parquet_file_that_is_none_gets_one_line(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "table.parquet").write_bytes(b"no Parquet")
+    with pytest.raises(DataError, match=r"cannot read .*table\.parquet") as error:
+        load_table(tmp_path / "table.parquet")
+    assert one_line(error)
