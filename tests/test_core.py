@@ -47,11 +47,8 @@ def test_array_temperatures_give_each_row_its_own_loss():
     def loss_and_gradient(a, y, t1, t2):
         u = core.gaps(a, axis=1, xp=xp)
         m = core.normalizer(u, t2, steps=12, axis=1, xp=xp)
-        log_p = core.log_probs(u, m, t2, xp=xp)
-        inside = core.support(u, m, t2, xp=xp)
-        e = core.escort(log_p, t2, inside=inside, axis=1, xp=xp)
-        gradient = core.gradient(y, log_p, t1, t2, e=e, inside=inside, axis=1, xp=xp)
-        return core.loss(y, log_p, t1, axis=1, xp=xp), gradient
+        at = core.state(u, m, t2, axis=1, xp=xp)
+        return core.loss(y, at.log_p, t1, axis=1, xp=xp), core.gradient(y, at, t1, t2, axis=1, xp=xp)
 
     together = loss_and_gradient(a, y, t1, t2)
     for row in range(5):
