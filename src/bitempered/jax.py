@@ -22,7 +22,7 @@ from bitempered import core
 from bitempered.checks import (
     broadcasts,
     check_binary,
-    check_classes,
+    check_class_loss,
     check_floating,
     check_logits,
     check_temperature,
@@ -191,7 +191,7 @@ def bi_tempered_logistic_loss(
     """
     logits, target = jnp.asarray(logits), jnp.asarray(target)
     weight = None if weight is None else jnp.asarray(weight)
-    axis = check_classes(logits, target, weight, label_smoothing, axis)
+    axis = check_class_loss(logits, target, weight, label_smoothing, axis)
     a = widen(logits)
     kept = _kept(where, logits, axis)
     indices = is_integer(target)

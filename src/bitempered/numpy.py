@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from bitempered import core
 from bitempered.checks import (
     check_binary,
-    check_classes,
+    check_class_loss,
     check_floating,
     check_logits,
     check_temperature,
@@ -250,7 +250,7 @@ def _loss(
 ) -> tuple[Array, Array]:
     t1, t2 = check_temperatures(t1, t2)
     logits, target, weight = np.asarray(logits), np.asarray(target), _optional(weight)
-    axis = check_classes(logits, target, weight, label_smoothing, axis)
+    axis = check_class_loss(logits, target, weight, label_smoothing, axis)
     _check_target(target, logits.shape[axis], axis)
     _check_weight(weight, "weight")
     with _quiet():
