@@ -121,9 +121,11 @@ def log_ratios(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
 def solve(a: Array, t: Temperature, *, last: State | None = None, axis: int, xp: Any) -> tuple[Array, Array]:
     """The gaps u of the logits a, and their `normalizer` m."""
     u = gaps(a, axis=axis, xp=xp)
-    # An array may hold any t, and the ends of the range need the most steps.
-    temperatures = (t,) if isinstance(t, (float, int)) else (0.0, math.inf)
-    steps = max(newton_steps(x, u.shape[axis], xp.eps(u)) for x in temperatures)
+    classes, eps = u.shape[axis], xp.eps(u)
+    if isinstance(t, (float, int)):
+        steps = newton_steps(t, classes, eps)
+    else:  # an array may hold any t, and the ends of the range need the most steps
+        steps = max(newton_steps(0, classes, eps), newton_steps(math.inf, classes, eps))
     return u, normalizer(u, t, steps=steps, last=last, axis=axis, xp=xp)
 
 
