@@ -55,3 +55,18 @@ def test_array_temperatures_give_each_row_its_own_loss():
         alone = loss_and_gradient(a[row : row + 1], y[row : row + 1], t1[row].item(), t2[row].item())
         torch.testing.assert_close(together[0][row : row + 1], alone[0], rtol=1e-13, atol=1e-14)
         torch.testing.assert_close(together[1][row : row + 1], alone[1], rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("t", [0.5, 1.0, 1.2, 2.0, 4.0])
+def test_a_solve_starts_from_nearby_logits(t):
+    generator = torch.Generator().manual_seed(0)
+    a = 4 * torch.randn(50, 7, generator=generator, dtype=torch.float64)
+    exact = core.solve(a, t, axis=1, xp=xp)[1]
+    for distance in (0.0, 1e-3, 0.1, 100.0):  # the last has a tangent far below the start without it
+        nearby = a + distance * torch.randn(50, 7, generator=generator, dtype=torch.float64)
+        last = core.state(*core.solve(nearby, t, axis=1, xp=xp), t, axis=1, xp=xp)
+        u, m = core.solve(a, t, last=last, axis=1, xp=xp)
+        torch.testing.assert_close(m, exact, rtol=1e-13, atol=1e-14)
+        one_step = core.normalizer(u, t, steps=1, last=last, axis=1, xp=xp)
+        if t <= 2 and distance <= 1e-3:  # Newton's method squares what is left
+            torch.testing.assert_close(one_step, exact, rtol=0, atol=1e-9)
