@@ -15,8 +15,8 @@ never formed, and no power of 0 or of the number of classes is taken.
 Every function works on the arrays of any framework. `xp` is a small namespace (`encoding.namespace` makes one) with
 exp, expm1, log, log1p, where and ones_like, and
 
-    sum(x, axis), max(x, axis)      keep the axis; max is a constant to derivatives, since no result depends on a shift
-    repeat(step, x, count)          applies step `count` times: step(step(... x))
+    sum(x, axis), max(x, axis)      keep the axis; derivatives take max as a constant shift
+    iterate(step, x, count)         applies step `count` times: step(step(... x))
     eps(x)                          the precision of the dtype of x
 
 Dtypes, label encoding, reduction over examples and validation belong to the adapters.
@@ -141,7 +141,7 @@ def normalizer(u: Array, t: Temperature, *, steps: int, last: State | None = Non
         return newton_step(m, u, t, axis=axis, xp=xp)
 
     if last is None or t > 2:
-        return xp.repeat(step, first, steps)
+        return xp.iterate(step, first, steps)
     tangent = phi(last.m, t - 1, xp=xp) + xp.sum(last.escort * (last.u - u), axis=axis)
     bound = psi(tangent, t - 1, xp=xp)
     better = (bound > first) & (bound <= math.log(u.shape[axis]))
@@ -150,7 +150,7 @@ def normalizer(u: Array, t: Temperature, *, steps: int, last: State | None = Non
         m = step(m)  # too long a step if rounding has put the tangent above the root
         return xp.where(m > first, m, first)
 
-    return xp.repeat(climb, xp.where(better, bound, first), steps)
+    return xp.iterate(climb, xp.where(better, bound, first), steps)
 
 
 def newton_step(m: Array, u: Array, t: Temperature, *, axis: int, xp: Any) -> Array:

@@ -14,7 +14,7 @@ def namespace(module: Any, **own: Any) -> Any:
     defaults = {
         "max": lambda x, axis: module.max(x, axis=axis, keepdims=True),
         "sum": lambda x, axis: module.sum(x, axis=axis, keepdims=True),
-        "repeat": repeat,
+        "iterate": iterate,
         "eps": lambda x: float(module.finfo(x.dtype).eps),
         "cast": lambda x, like: x.astype(like.dtype),
         "class_indices": lambda classes, target: module.arange(classes),
@@ -23,7 +23,7 @@ def namespace(module: Any, **own: Any) -> Any:
     return SimpleNamespace(**defaults | functions | own)
 
 
-def repeat(step: Callable[[Array], Array], x: Array, count: int) -> Array:
+def iterate(step: Callable[[Array], Array], x: Array, count: int) -> Array:
     for _ in range(count):
         x = step(x)
     return x

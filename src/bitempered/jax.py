@@ -55,7 +55,7 @@ xp = namespace(
     jnp,
     max=lambda x, axis: jnp.max(jax.lax.stop_gradient(x), axis=axis, keepdims=True),
     # A loop of XLA's, which compiles a step once where Python's would write out each.
-    repeat=lambda step, x, count: jax.lax.fori_loop(0, count, lambda _, x: step(x), x),
+    iterate=lambda step, x, count: jax.lax.fori_loop(0, count, lambda _, x: step(x), x),
 )
 
 
@@ -342,7 +342,7 @@ def _solution_jvp(axis: int, primals: Any, tangents: Any) -> Any:
 
 @partial(jax.custom_jvp, nondiff_argnums=(6, 7))
 def _weighted_loss(a: Array, m: Array, y: Array, w: Array | None, t1: Any, t2: Any, axis: int, is_label: bool) -> Array:
-    """The class axis is kept at length 1; m is that of `_solution(a, t2)`."""
+    """`core.weighted_loss`, the class axis kept at length 1; m is that of `_solution(a, t2)`."""
     log_p = core.log_probs(core.gaps(a, axis=axis, xp=xp), m, _value(t2), xp=xp)
     target = core.weigh(y, w, is_label=is_label, axis=axis, xp=xp)
     return core.weighted_loss(target, log_p, _value(t1), axis=axis, xp=xp)

@@ -250,7 +250,7 @@ class BiTemperedLogisticRegression(_TemperedClassifier):
 
 
 def _until_settled(step: Callable[[Array], Array], m: Array, count: int) -> Array:
-    """`encoding.repeat` until a step changes m by less than 1e-9: the next would change it by the square of that."""
+    """`encoding.iterate` until a step changes m by less than 1e-9: the next would change it by the square of that."""
     for _ in range(count):
         before, m = m, step(m)
         if np.max(abs(m - before)) < 1e-9:
@@ -258,7 +258,7 @@ def _until_settled(step: Callable[[Array], Array], m: Array, count: int) -> Arra
     return m
 
 
-xp = namespace(np, repeat=_until_settled)
+xp = namespace(np, iterate=_until_settled)
 
 
 class _Objective:
