@@ -8,11 +8,11 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
 from bitempered import core
+from bitempered.encoding import namespace
 
 WITNESSES = Path(__file__).parent / "witnesses.json"
 CLASS_COUNTS = [3, 10, 1000, 2**18]
@@ -26,16 +26,7 @@ BAR = {FLOAT64: 1e-11, FLOAT32: 1e-6}
 
 def weighted(counts):
     """NumPy as core's namespace, where class j stands for counts[j] equal classes: 2^18 classes cost a dozen."""
-    return SimpleNamespace(
-        exp=np.exp,
-        expm1=np.expm1,
-        log=np.log,
-        log1p=np.log1p,
-        ones_like=np.ones_like,
-        where=np.where,
-        max=lambda x, axis: np.max(x, axis=axis, keepdims=True),
-        sum=lambda x, axis: np.sum(counts * x, axis=axis, keepdims=True),
-    )
+    return namespace(np, sum=lambda x, axis: np.sum(counts * x, axis=axis, keepdims=True))
 
 
 def mass_error(gaps, counts, t, steps):

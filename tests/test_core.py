@@ -47,14 +47,26 @@ def test_array_temperatures_give_each_row_its_own_loss():
     def loss_and_gradient(a, y, t1, t2):
         u = core.gaps(a, axis=1, xp=xp)
         m = core.normalizer(u, t2, steps=12, axis=1, xp=xp)
-        log_p = core.log_probs(u, m, t2, xp=xp)
-        inside = core.support(u, m, t2, xp=xp)
-        e = core.escort(log_p, t2, inside=inside, axis=1, xp=xp)
-        gradient = core.gradient(y, log_p, t1, t2, e=e, inside=inside, axis=1, xp=xp)
-        return core.loss(y, log_p, t1, axis=1, xp=xp), gradient
+        at = core.state(u, m, t2, axis=1, xp=xp)
+        return core.loss(y, at.log_p, t1, axis=1, xp=xp), core.gradient(y, at, t1, t2, axis=1, xp=xp)
 
     together = loss_and_gradient(a, y, t1, t2)
     for row in range(5):
         alone = loss_and_gradient(a[row : row + 1], y[row : row + 1], t1[row].item(), t2[row].item())
         torch.testing.assert_close(together[0][row : row + 1], alone[0], rtol=1e-13, atol=1e-14)
         torch.testing.assert_close(together[1][row : row + 1], alone[1], rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("t", [0.5, 1.0, 1.2, 2.0, 4.0])
+def test_a_solve_starts_from_nearby_logits(t):
+    generator = torch.Generator().manual_seed(0)
+    a = 4 * torch.randn(50, 7, generator=generator, dtype=torch.float64)
+    exact = core.solve(a, t, axis=1, xp=xp)[1]
+    for distance in (0.0, 1e-3, 0.1, 100.0):  # the last has a tangent far below the start without it
+        nearby = a + distance * torch.randn(50, 7, generator=generator, dtype=torch.float64)
+        last = core.state(*core.solve(nearby, t, axis=1, xp=xp), t, axis=1, xp=xp)
+        u, m = core.solve(a, t, last=last, axis=1, xp=xp)
+        torch.testing.assert_close(m, exact, rtol=1e-13, atol=1e-14)
+        one_step = core.normalizer(u, t, steps=1, last=last, axis=1, xp=xp)
+        if t <= 2 and distance <= 1e-3:  # Newton's method squares what is left
+            torch.testing.assert_close(one_step, exact, rtol=0, atol=1e-9)

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bitempered import core
 from bitempered.checks import check_temperatures
+from bitempered.encoding import encode_classes
 from bitempered.numpy import bi_tempered_logistic_loss, xp
 
 __all__ = ["lightgbm_metric", "lightgbm_objective", "xgboost_metric", "xgboost_objective"]
@@ -27,13 +28,10 @@ def xgboost_objective(t1: float, t2: float, num_class: int) -> Callable[..., tup
     """The loss as an objective of XGBoost: `xgb.train(..., obj=)` or `XGBClassifier(objective=)`.
 
     The gradient is that of `bitempered.numpy.loss_and_grad`. Trees divide it by a second derivative in each score
-    alone, which for this loss may be negative: bounded where t1 < 1, it cannot be convex. What stands in its place is
-    its mean over labels drawn from the model's own y_hat,
-
-        h_i = d_i (1 - e_i)^2 + e_i^2 sum_{j != i} d_j,    d = y_hat^(2 t2 - t1),    e = y_hat^t2 / sum y_hat^t2
-
-    which is the diagonal of the Gauss-Newton matrix: never negative, the same for right and wrong labels, and
-    y_hat_i (1 - y_hat_i) at t1 = t2 = 1. For more than two classes it is doubled, as XGBoost's own is because the trees
+    alone, which for this loss may be negative: bounded where t1 < 1, it cannot be convex. In its place stands h, its
+    mean over labels drawn from the model's own y_hat. That is the diagonal of the Gauss-Newton matrix, whose formula
+    is in `bitempered.core.curvature`: never negative, the same for right and wrong labels, and y_hat_i (1 - y_hat_i) at
+    t1 = t2 = 1. For more than two classes it is doubled, as XGBoost's own is because the trees
     of all classes step at once; and it is at least 1e-16. So (1, 1) makes the trees of `multi:softprob`, or of
     `binary:logistic`, that start at the same scores.
 
@@ -188,15 +186,9 @@ class _LightGBMMetric(_Loss):
 
 
 def _gradient_and_curvature(a: Array, labels: NDArray[np.int64], t1: float, t2: float) -> tuple[Array, Array]:
-    """The gradient of each row's loss in its logits, and h of `xgboost_objective`, not multiplied, from one solve."""
-    y = (np.arange(a.shape[1]) == labels[:, None]).astype(np.float64)
+    """The gradient of each row's loss in its logits, and `core.curvature`, from one solve."""
+    y, _, _ = encode_classes(a, labels, None, 0.0, 1, indices=True, xp=xp)
     with np.errstate(all="ignore"):  # exp underflows, and the log of a class outside the support is -inf
-        u = core.gaps(a, axis=1, xp=xp)
-        steps = core.newton_steps(t2, a.shape[1], float(np.finfo(a.dtype).eps))
-        m = core.normalizer(u, t2, steps=steps, axis=1, xp=xp)
-        log_p, inside = core.log_probs(u, m, t2, xp=xp), core.support(u, m, t2, xp=xp)
-        e = core.escort(log_p, t2, inside=inside, axis=1, xp=xp)
-        gradient = core.gradient(y, log_p, t1, t2, e=e, inside=inside, axis=1, xp=xp)
-        # 0^0 = 1 at the edge of the support as in `escort`, which is y_hat^0 where 2 t2 - t1 is 0.
-        d = np.where(log_p == -np.inf, (t2 == 0) & inside, np.exp((2 * t2 - t1) * log_p))
-        return gradient, d * (1 - e) ** 2 + e**2 * (d.sum(axis=1, keepdims=True) - d)
+        u, m = core.solve(a, t2, axis=1, xp=xp)
+        at = core.state(u, m, t2, axis=1, xp=xp)
+        return core.gradient(y, at, t1, t2, axis=1, xp=xp), core.curvature(at, t1, t2, axis=1, xp=xp)

@@ -51,8 +51,8 @@ def check_logits(logits: Array, axis: int) -> int:
     return axis % logits.ndim
 
 
-def check_classes(logits: Array, target: Array, weight: Array | None, label_smoothing: float, axis: int) -> int:
-    """The class axis, counted from the front; raises where the arguments of a loss over classes do not fit."""
+def check_class_loss(logits: Array, target: Array, weight: Array | None, label_smoothing: float, axis: int) -> int:
+    """Validate everything except values; return the class axis, counted from the front."""
     check_label_smoothing(label_smoothing)
     axis = check_logits(logits, axis)
     rows = logits.shape[:axis] + logits.shape[axis + 1 :]

@@ -12,16 +12,42 @@ Then  y_hat_i = exp_t(a_i - lambda_t(a))  reads
 Staying with log-probabilities, log1p and expm1 keeps every t exact, those next to 1 included: lambda_t - a is
 never formed, and no power of 0 or of the number of classes is taken.
 
-Every function works on the arrays of any framework. `xp` is a small namespace with exp, expm1, log, log1p, where,
-ones_like, and sum and max with `axis`, keeping the reduced axis. Dtypes, label encoding, reduction over examples and
-validation belong to the adapters.
+Every function works on the arrays of any framework. `xp` is a small namespace (`encoding.namespace` makes one) with
+exp, expm1, log, log1p, where and ones_like, and
+
+    sum(x, axis), max(x, axis)      keep the axis; derivatives take max as a constant shift
+    iterate(step, x, count)         applies step `count` times: step(step(... x))
+    eps(x)                          the precision of the dtype of x
+
+Dtypes, label encoding, reduction over examples and validation belong to the adapters.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 Array = Any  # of the framework that `xp` belongs to
 Temperature = Any  # a Python number, or an array that broadcasts against the logits
+
+
+class State(NamedTuple):
+    """The tempered softmax of some logits, and what its derivatives are made of."""
+
+    u: Array
+    m: Array
+    log_p: Array  # log y_hat
+    outside: Array
+    escort: Array
+
+
+class Target(NamedTuple):
+    """Class probabilities y, class weights w, their sum W = sum(w y), and the distribution q = w y / W."""
+
+    y: Array
+    w: Array | None  # None: every weight is 1
+    q: Array
+    total: Array  # W
+    is_label: bool  # whether q is one-hot
+
 
 # log1p(x) / x and expm1(x) / x as power series: for abs(x) < 1e-3 what is left out is below 1e-18.
 _LOG1P_SERIES = (1.0, -1 / 2, 1 / 3, -1 / 4, 1 / 5, -1 / 6)
@@ -92,12 +118,39 @@ def log_ratios(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
     return xp.where(outside, -math.inf, log_r)
 
 
-def normalizer(u: Array, t: Temperature, *, steps: int, axis: int, xp: Any) -> Array:
-    """m such that the probabilities e^(-m) r_i sum to 1, by `steps` Newton steps (see `newton_steps`)."""
-    m = start(u, t, axis=axis, xp=xp)
-    for _ in range(steps):
-        m = newton_step(m, u, t, axis=axis, xp=xp)
-    return m
+def solve(a: Array, t: Temperature, *, last: State | None = None, axis: int, xp: Any) -> tuple[Array, Array]:
+    """The gaps u of the logits a, and their `normalizer` m."""
+    u = gaps(a, axis=axis, xp=xp)
+    classes, eps = u.shape[axis], xp.eps(u)
+    if isinstance(t, (float, int)):
+        steps = newton_steps(t, classes, eps)
+    else:  # an array may hold any t, and the ends of the range need the most steps
+        steps = max(newton_steps(0, classes, eps), newton_steps(math.inf, classes, eps))
+    return u, normalizer(u, t, steps=steps, last=last, axis=axis, xp=xp)
+
+
+def normalizer(u: Array, t: Temperature, *, steps: int, last: State | None = None, axis: int, xp: Any) -> Array:
+    """m such that the probabilities e^(-m) r_i sum to 1, by `steps` Newton steps (see `newton_steps`).
+
+    For a number t <= 2, `last`, the state at nearby logits, gives a better start: lambda_t is convex, so its tangent
+    there is a lower bound, phi_s(m) >= phi_s(m') + sum_i e'_i (u'_i - u_i).
+    """
+    first = start(u, t, axis=axis, xp=xp)
+
+    def step(m: Array) -> Array:
+        return newton_step(m, u, t, axis=axis, xp=xp)
+
+    if last is None or t > 2:
+        return xp.iterate(step, first, steps)
+    tangent = phi(last.m, t - 1, xp=xp) + xp.sum(last.escort * (last.u - u), axis=axis)
+    bound = psi(tangent, t - 1, xp=xp)
+    better = (bound > first) & (bound <= math.log(u.shape[axis]))
+
+    def climb(m: Array) -> Array:
+        m = step(m)  # too long a step if rounding has put the tangent above the root
+        return xp.where(m > first, m, first)
+
+    return xp.iterate(climb, xp.where(better, bound, first), steps)
 
 
 def newton_step(m: Array, u: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
@@ -181,39 +234,50 @@ def log_probs(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
     return log_ratios(u, m, t, xp=xp) - m
 
 
-def support(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
-    """Which classes are inside the support, its edge included: there y_hat is 0, but not all derivatives are."""
+def log_partition(a: Array, m: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
+    """lambda_t(a) = max(a) + phi_s(m)."""
+    return xp.max(a, axis=axis) + phi(m, t - 1, xp=xp)
+
+
+def state(u: Array, m: Array, t: Temperature, *, axis: int, xp: Any) -> State:
+    """The `State` at the solution (u, m) of `solve`."""
+    log_p = log_probs(u, m, t, xp=xp)
+    beyond = outside(u, m, t, xp=xp)
+    return State(u, m, log_p, beyond, escort(log_p, t, outside=beyond, axis=axis, xp=xp))
+
+
+def outside(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
+    """Which classes lie outside the support. On its edge y_hat is 0 too, but not all derivatives are."""
     if isinstance(t, (float, int)) and t >= 1:
-        return True
-    return ((t - 1) * xp.where(u == math.inf, 0.0, u) * xp.exp((1 - t) * m) >= -1) & ((u != math.inf) | (t >= 1))
+        return False
+    masked = u == math.inf
+    return ((t - 1) * xp.where(masked, 0.0, u) * xp.exp((1 - t) * m) < -1) | (masked & (t < 1))
 
 
-def escort(log_p: Array, t: Temperature, *, inside: Array = False, axis: int, xp: Any) -> Array:
-    """The escort distribution y_hat_i^t / sum_j y_hat_j^t, which is the gradient of lambda_t.
-
-    Where y_hat is 0 so is its power, but that 0^0 = 1 for the classes `inside` (see `support`).
-    """
+def power(log_p: Array, exponent: Temperature, *, outside: Array, xp: Any) -> Array:
+    """y_hat_i^exponent, where 0^0 is 1 on the edge of the support and 0 `outside`."""
     zero = log_p == -math.inf
-    log_r = xp.where(zero, 0.0, log_p) - xp.max(log_p, axis=axis)
-    weights = xp.where(zero, (t == 0) & inside, xp.exp(t * log_r))
+    result = xp.exp(exponent * xp.where(zero, 0.0, log_p))
+    if not isinstance(exponent, (float, int)) or exponent == 0:
+        zero = zero & ((exponent != 0) | outside)
+    return xp.where(zero, 0.0, result)
+
+
+def escort(log_p: Array, t: Temperature, *, outside: Array = True, axis: int, xp: Any) -> Array:
+    """The escort distribution e_i = y_hat_i^t / sum_j y_hat_j^t, which is the gradient of lambda_t."""
+    weights = power(log_p - xp.max(log_p, axis=axis), t, outside=outside, xp=xp)
     return weights / xp.sum(weights, axis=axis)
 
 
-def log_share(q: Array, y: Array, w: Array, total: Array, *, xp: Any) -> Array:
-    """log q of a weighted target q = w y / W, to the digits of q, and right where q underflows.
-
-    For t1 near 2 the loss of a class with q = 1e-60 is far from that of one with q = 0.
-    """
-    there, tiny = (y > 0) & (w > 0), q < 1e-30
-    log_z = xp.log(xp.where(there, y, 1.0)) + xp.log(xp.where(there, w, 1.0))
-    log_q = xp.where(tiny, log_z - xp.log(xp.where(total > 0, total, 1.0)), xp.log(xp.where(tiny, 1.0, q)))
-    return xp.where(there, log_q, -math.inf)
+def normalizer_gradient(at: State, t: Temperature, *, xp: Any) -> Array:
+    """dm/da_i = e^((1-t) m) e_i, for a constant max(a)."""
+    return xp.exp((1 - t) * at.m) * at.escort
 
 
 def loss(y: Array, log_p: Array, t1: Temperature, *, log_y: Array | None = None, axis: int, xp: Any) -> Array:
     """The Bregman divergence Delta_{F_t1}(y, y_hat) from the target y to y_hat = exp(log_p).
 
-    `log_y` is for a y that may have underflowed (see `log_share`).
+    Pass `log_y` for a y that may have underflowed (see `log_share`).
 
     Per class  y (log_t1 y - log_t1 y_hat) - (y^(2-t1) - y_hat^(2-t1)) / (2 - t1), which with d = log(y / y_hat) is
 
@@ -245,23 +309,71 @@ def _not_negative(divergence: Array, xp: Any) -> Array:
     return xp.where(divergence < 0, 0.0, divergence)  # only rounding takes it below 0
 
 
-def gradient(
-    y: Array, log_p: Array, t1: Temperature, t2: Temperature, *, e: Array, inside: Array, axis: int, xp: Any
-) -> Array:
-    """dL/da_i = v_i - e_i sum_j v_j, with v_j = (y_hat_j - y_j) y_hat_j^(t2-t1) and the escort distribution e.
+def gradient(y: Array, at: State, t1: Temperature, t2: Temperature, *, axis: int, xp: Any) -> Array:
+    """dL/da_i = v_i - e_i sum_j v_j, with v_j = (y_hat_j - y_j) y_hat_j^(t2-t1) and the escort distribution e."""
+    v = (xp.exp(at.log_p) - y) * power(at.log_p, t2 - t1, outside=at.outside, xp=xp)
+    return v - at.escort * xp.sum(v, axis=axis)
 
-    Where y_hat is 0 so is v, but that 0^0 = 1 for the classes `inside` (see `support`), as in cross-entropy.
+
+def curvature(at: State, t1: Temperature, t2: Temperature, *, axis: int, xp: Any) -> Array:
+    """The diagonal of the Gauss-Newton matrix: the mean of d^2 L / da_i^2 over labels drawn from y_hat.
+
+    h_i = d_i (1 - e_i)^2 + e_i^2 sum_{j != i} d_j,      d = y_hat^(2 t2 - t1),      e the escort distribution
     """
-    zero = log_p == -math.inf
-    power = xp.exp((t2 - t1) * xp.where(zero, 0.0, log_p))
-    v = xp.where(zero, -y * ((t1 == t2) & inside), (xp.exp(log_p) - y) * power)
-    return v - e * xp.sum(v, axis=axis)
+    d, e = power(at.log_p, 2 * t2 - t1, outside=at.outside, xp=xp), at.escort
+    return d * (1 - e) ** 2 + e**2 * (xp.sum(d, axis=axis) - d)
 
 
-def target_gradient(y: Array, log_p: Array, t1: Temperature, *, xp: Any) -> Array:
-    """The gradient of the divergence in its first argument, log_t1 y - log_t1 y_hat."""
-    difference = log_t(y, t1, xp=xp) - phi(log_p, 1 - t1, xp=xp)
-    return xp.where((y == 0) & (log_p == -math.inf), 0.0, difference)
+def weigh(y: Array, w: Array | None, *, is_label: bool, axis: int, xp: Any) -> Target:
+    """The `Target` of class probabilities y with class weights w. A label is its own q, even if W is infinite."""
+    z = y if w is None else y * w
+    total = xp.sum(z, axis=axis)
+    q = y if is_label else z / xp.where(total == 0, 1.0, total)
+    return Target(y, w, q, total, is_label)
+
+
+def log_share(target: Target, *, xp: Any) -> Array | None:
+    """log q, as exact as q, and right even where q underflows; None without weights.
+
+    For t1 near 2 the loss of a class with q = 1e-60 is far from that of one with q = 0.
+    """
+    y, w, q, total, _ = target
+    if w is None:
+        return None
+    there, tiny = (y > 0) & (w > 0), q < 1e-30
+    log_z = xp.log(xp.where(there, y, 1.0)) + xp.log(xp.where(there, w, 1.0))
+    log_q = xp.where(tiny, log_z - xp.log(xp.where(total > 0, total, 1.0)), xp.log(xp.where(tiny, 1.0, q)))
+    return xp.where(there, log_q, -math.inf)
+
+
+def weighted_loss(target: Target, log_p: Array, t1: Temperature, *, axis: int, xp: Any) -> Array:
+    """W Delta_{F_t1}(q, y_hat), and 0 where W = 0."""
+    return xp.where(target.total == 0, 0.0, target.total * _divergence(target, log_p, t1, axis, xp))
+
+
+def _divergence(target: Target, log_p: Array, t1: Temperature, axis: int, xp: Any) -> Array:
+    if target.is_label:
+        return label_loss(target.q > 0, log_p, t1, axis=axis, xp=xp)
+    return loss(target.q, log_p, t1, log_y=log_share(target, xp=xp), axis=axis, xp=xp)
+
+
+def weighted_gradient(target: Target, at: State, t1: Temperature, t2: Temperature, *, axis: int, xp: Any) -> Array:
+    """The gradient of `weighted_loss` in the logits."""
+    by_a = gradient(target.q, at, t1, t2, axis=axis, xp=xp)
+    return xp.where(target.total == 0, 0.0, target.total * by_a)
+
+
+def target_gradient(target: Target, log_p: Array, t1: Temperature, *, axis: int, xp: Any) -> Array:
+    """The gradient of `weighted_loss` in z = w y, of which both W = sum z and q = z / W are functions.
+
+    Delta(q, y_hat) + g_i - sum_j q_j g_j,      g = log_t1 q - log_t1 y_hat, the gradient of Delta in q
+    """
+    q = target.q
+    by_q = log_t(q, t1, xp=xp) - phi(log_p, 1 - t1, xp=xp)
+    by_q = xp.where((q == 0) & (log_p == -math.inf), 0.0, by_q)
+    mean = xp.sum(xp.where(q == 0, 0.0, q * by_q), axis=axis)
+    by_z = _divergence(target, log_p, t1, axis, xp) + by_q - mean
+    return xp.where(target.total == 0, 0.0, by_z)
 
 
 def pullback(g: Array, log_p: Array, t: Temperature, *, axis: int, xp: Any) -> Array:

@@ -22,14 +22,14 @@ from bitempered import core
 from bitempered.checks import (
     broadcasts,
     check_binary,
-    check_classes,
+    check_class_loss,
     check_floating,
     check_logits,
     check_temperature,
     check_temperatures,
     is_integer,
 )
-from bitempered.numpy import encode_binary, encode_classes, namespace, split
+from bitempered.encoding import encode_binary, encode_classes, namespace, widen
 
 try:
     import jax
@@ -51,7 +51,12 @@ __all__ = [
     "tempered_softmax",
 ]
 
-xp = namespace(jnp)
+xp = namespace(
+    jnp,
+    max=lambda x, axis: jnp.max(jax.lax.stop_gradient(x), axis=axis, keepdims=True),
+    # A loop of XLA's, which compiles a step once where Python's would write out each.
+    iterate=lambda step, x, count: jax.lax.fori_loop(0, count, lambda _, x: step(x), x),
+)
 
 
 def log_t(x: ArrayLike, t: ArrayLike) -> Array:
@@ -66,7 +71,7 @@ def log_t(x: ArrayLike, t: ArrayLike) -> Array:
     """
     x = jnp.asarray(x)
     check_floating(x, "x")
-    wide = _compute(x)
+    wide = widen(x)
     return _log_t(wide, _temperature(t, "t", wide)).astype(x.dtype)
 
 
@@ -82,7 +87,7 @@ def exp_t(x: ArrayLike, t: ArrayLike) -> Array:
     """
     x = jnp.asarray(x)
     check_floating(x, "x")
-    wide = _compute(x)
+    wide = widen(x)
     return core.exp_t(wide, _value(_temperature(t, "t", wide)), xp=xp).astype(x.dtype)
 
 
@@ -186,19 +191,20 @@ def bi_tempered_logistic_loss(
     """
     logits, target = jnp.asarray(logits), jnp.asarray(target)
     weight = None if weight is None else jnp.asarray(weight)
-    axis = check_classes(logits, target, weight, label_smoothing, axis)
-    a = _compute(logits)
+    axis = check_class_loss(logits, target, weight, label_smoothing, axis)
+    a = widen(logits)
     kept = _kept(where, logits, axis)
-    z, factors, labels = encode_classes(a, target, weight, label_smoothing, axis, jnp, kept)
-    if is_integer(target):
+    indices = is_integer(target)
+    y, w, is_label = encode_classes(a, target, weight, label_smoothing, axis, indices=indices, kept=kept, xp=xp)
+    if indices:
         index = jnp.expand_dims(target, axis)
-        z = jnp.where((index >= 0) & (index < a.shape[axis]), z, math.nan)
+        y = jnp.where((index >= 0) & (index < a.shape[axis]), y, math.nan)
     if kept is not None:
         some = jnp.any(kept, axis=axis, keepdims=True)
         # Where nothing is kept a 0 stands in: the row counts for nothing, and no NaN finds a way into a derivative.
         a = jnp.where(kept, a, jnp.where(some, -math.inf, 0.0))
-        z = jnp.where(some, z, 0.0)
-    losses = _loss(a, z, factors, *_temperatures(t1, t2, a, axis), axis, labels)
+        y = jnp.where(some, y, 0.0)
+    losses = _loss(a, y, w, *_temperatures(t1, t2, a, axis), axis, is_label)
     return jnp.squeeze(losses, axis).astype(logits.dtype)
 
 
@@ -231,8 +237,8 @@ def bi_tempered_binary_logistic_loss(
     weight = None if weight is None else jnp.asarray(weight)
     pos_weight = None if pos_weight is None else jnp.asarray(pos_weight)
     check_binary(logits, target, weight, pos_weight)
-    a, z, factors = encode_binary(_compute(logits), target, pos_weight, jnp)
-    losses = _loss(a, z, factors, *_temperatures(t1, t2, a, logits.ndim), logits.ndim, False)[..., 0]
+    a, y, w = encode_binary(widen(logits), target, pos_weight, xp=xp)
+    losses = _loss(a, y, w, *_temperatures(t1, t2, a, logits.ndim), logits.ndim, False)[..., 0]
     if weight is not None:
         weight = jnp.where(weight < 0, math.nan, weight.astype(losses.dtype))
         losses = jnp.where(weight == 0, 0.0, losses * weight)  # 0 times an infinite loss is 0
@@ -244,7 +250,7 @@ def log_softmax_and_partition(
 ) -> tuple[Array, Array]:
     """Log-probabilities, and lambda_t with the class axis kept at length 1, in the dtype that they are computed in."""
     axis = check_logits(logits, axis)
-    a = _compute(logits)
+    a = widen(logits)
     kept = _kept(where, logits, axis)
     if kept is not None:
         a = jnp.where(kept, a, -math.inf)
@@ -319,62 +325,46 @@ def _undifferentiated_jvp(primals: Any, tangents: Any) -> Any:
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _solution(a: Array, t: Any, axis: int) -> tuple[Array, Array]:
     """m = psi_s(lambda_t(a) - max(a)), its derivatives those for a constant max(a), and lambda_t(a); axes are kept."""
-    t, classes, eps = _value(t), a.shape[axis], float(jnp.finfo(a.dtype).eps)
-    u = core.gaps(a, axis=axis, xp=xp)
-    # An array may hold any t: the most steps of any are those of an end.
-    steps = max(core.newton_steps(x, classes, eps) for x in ((t,) if isinstance(t, float) else (0.0, math.inf)))
-    # core.normalizer as a loop of XLA's, which compiles once what its own would write out.
-    m = jax.lax.fori_loop(
-        0,
-        steps,
-        lambda _, m: core.newton_step(m, u, t, axis=axis, xp=xp),
-        core.start(u, t, axis=axis, xp=xp),
-    )
-    return m, xp.max(a, axis=axis) + core.phi(m, t - 1, xp=xp)
+    t = _value(t)
+    _, m = core.solve(a, t, axis=axis, xp=xp)
+    return m, core.log_partition(a, m, t, axis=axis, xp=xp)
 
 
 @_solution.defjvp
 def _solution_jvp(axis: int, primals: Any, tangents: Any) -> Any:
     a, t = primals
     m, partition = _solution(a, t, axis)
-    t = _value(t)
-    _, _, e = _state(a, m, t, axis)
-    mean = xp.sum(e * tangents[0], axis=axis)
-    return (m, partition), (jnp.exp((1 - t) * m) * mean, mean)
+    t, da = _value(t), tangents[0]
+    at = core.state(core.gaps(a, axis=axis, xp=xp), m, t, axis=axis, xp=xp)
+    dm = xp.sum(core.normalizer_gradient(at, t, xp=xp) * da, axis=axis)
+    return (m, partition), (dm, xp.sum(at.escort * da, axis=axis))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(6, 7))
-def _divergence(a: Array, m: Array, z: Array, factors: Any, t1: Any, t2: Any, axis: int, labels: bool) -> Array:
-    """W Delta(z / W, y_hat) with W = sum(z), the class axis kept at length 1; m is that of `_solution(a, t2)`."""
-    total, y = split(z, axis, labels, jnp)
-    t1, t2 = _value(t1), _value(t2)
-    log_p = core.log_probs(_gaps(a, axis), m, t2, xp=xp)
-    if labels:
-        divergence = core.label_loss(y > 0, log_p, t1, axis=axis, xp=xp)
-    else:
-        divergence = core.loss(y, log_p, t1, log_y=_log_share(y, factors, total), axis=axis, xp=xp)
-    return jnp.where(total == 0, 0.0, total * divergence)
+def _weighted_loss(a: Array, m: Array, y: Array, w: Array | None, t1: Any, t2: Any, axis: int, is_label: bool) -> Array:
+    """`core.weighted_loss`, the class axis kept at length 1; m is that of `_solution(a, t2)`."""
+    log_p = core.log_probs(core.gaps(a, axis=axis, xp=xp), m, _value(t2), xp=xp)
+    target = core.weigh(y, w, is_label=is_label, axis=axis, xp=xp)
+    return core.weighted_loss(target, log_p, _value(t1), axis=axis, xp=xp)
 
 
-@partial(_divergence.defjvp, symbolic_zeros=True)
-def _divergence_jvp(axis: int, labels: bool, primals: Any, tangents: Any) -> Any:
-    a, m, z, factors, t1, t2 = primals
-    da, _, dz, *_ = tangents  # m is a function of a, and z of its factors: their shares are in the gradients of a and z
-    losses = _divergence(a, m, z, factors, t1, t2, axis, labels)
+@partial(_weighted_loss.defjvp, symbolic_zeros=True)
+def _weighted_loss_jvp(axis: int, is_label: bool, primals: Any, tangents: Any) -> Any:
+    a, m, y, w, t1, t2 = primals
+    da, _, dy, dw, *_ = tangents  # m is a function of a: its share is in the gradient in a
+    losses = _weighted_loss(a, m, y, w, t1, t2, axis, is_label)
     t1, t2 = _value(t1), _value(t2)
-    total, y = split(z, axis, labels, jnp)
-    log_p, inside, e = _state(a, m, t2, axis)
+    target = core.weigh(y, w, is_label=is_label, axis=axis, xp=xp)
+    at = core.state(core.gaps(a, axis=axis, xp=xp), m, t2, axis=axis, xp=xp)
     d_losses = jnp.zeros_like(losses)
     if not isinstance(da, SymbolicZero):
-        gradient = core.gradient(y, log_p, t1, t2, e=e, inside=inside, axis=axis, xp=xp)
-        d_losses += xp.sum(jnp.where(total == 0, 0.0, total * gradient) * da, axis=axis)
-    if not isinstance(dz, SymbolicZero):
-        # W and z / W vary together.
-        by_y = core.target_gradient(y, log_p, t1, xp=xp)
-        mean = xp.sum(jnp.where(y == 0, 0.0, y * by_y), axis=axis)
-        log_y = _log_share(y, factors, total)
-        by_z = core.loss(y, log_p, t1, log_y=log_y, axis=axis, xp=xp) + by_y - mean
-        d_losses += xp.sum(jnp.where(total == 0, 0.0, by_z) * dz, axis=axis)
+        d_losses += xp.sum(core.weighted_gradient(target, at, t1, t2, axis=axis, xp=xp) * da, axis=axis)
+    dz = [] if isinstance(dy, SymbolicZero) else [dy if w is None else w * dy]
+    if w is not None and not isinstance(dw, SymbolicZero):
+        dz.append(y * dw)
+    if dz:
+        by_z = core.target_gradient(target, at.log_p, t1, axis=axis, xp=xp)
+        d_losses += xp.sum(by_z * sum(dz), axis=axis)
     return losses, d_losses
 
 
@@ -395,36 +385,16 @@ def _log_t_jvp(primals: Any, tangents: Any) -> Any:
 @partial(jax.jit, static_argnums=2)
 def _log_softmax(a: Array, t: Any, axis: int) -> tuple[Array, Array]:
     m, partition = _solution(a, t, axis)
-    log_p = core.log_probs(_gaps(a, axis), m, _value(t), xp=xp)
+    log_p = core.log_probs(core.gaps(a, axis=axis, xp=xp), m, _value(t), xp=xp)
     # -inf - m is -inf, but would still have the derivative of -m.
     return jnp.where(log_p == -math.inf, -math.inf, log_p), partition
 
 
 @partial(jax.jit, static_argnums=(5, 6))
-def _loss(a: Array, z: Array, factors: Any, t1: Any, t2: Any, axis: int, labels: bool) -> Array:
-    z = jnp.where(z >= 0, z, math.nan)
+def _loss(a: Array, y: Array, w: Array | None, t1: Any, t2: Any, axis: int, is_label: bool) -> Array:
+    y = jnp.where((y if w is None else y * w) >= 0, y, math.nan)
     m, _ = _solution(a, t2, axis)
-    return _divergence(a, m, z, factors, t1, t2, axis, labels)
-
-
-def _state(a: Array, m: Array, t: Any, axis: int) -> tuple[Array, Array, Array]:
-    """Log-probabilities, which classes are inside the support, and the escort distribution."""
-    u = _gaps(a, axis)
-    log_p = core.log_probs(u, m, t, xp=xp)
-    inside = core.support(u, m, t, xp=xp)
-    return log_p, inside, core.escort(log_p, t, inside=inside, axis=axis, xp=xp)
-
-
-def _gaps(a: Array, axis: int) -> Array:
-    """`core.gaps` with the maximum as a constant, as `_solution` has it: ties in it do not matter."""
-    return jax.lax.stop_gradient(xp.max(a, axis=axis)) - a
-
-
-def _log_share(q: Array, factors: tuple[Array, Array] | None, total: Array) -> Array | None:
-    if factors is None:
-        return None
-    y, w = factors
-    return core.log_share(q, y, w, total, xp=xp)
+    return _weighted_loss(a, m, y, w, t1, t2, axis, is_label)
 
 
 def _kept(where: ArrayLike | None, logits: Array, axis: int) -> Array | None:
@@ -442,7 +412,3 @@ def _kept(where: ArrayLike | None, logits: Array, axis: int) -> Array | None:
         )
     kept = jnp.broadcast_to(kept, shape)
     return kept if shape == logits.shape else jnp.broadcast_to(jnp.expand_dims(kept, axis), logits.shape)
-
-
-def _compute(x: Array) -> Array:
-    return x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)

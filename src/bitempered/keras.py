@@ -20,7 +20,7 @@ import numpy as np
 
 from bitempered import core
 from bitempered.checks import check_label_smoothing, check_logits, check_temperatures
-from bitempered.numpy import namespace
+from bitempered.encoding import encode_binary, encode_classes, namespace
 
 try:
     import keras
@@ -37,7 +37,13 @@ __all__ = ["BiTemperedBinaryLogisticLoss", "BiTemperedLogisticLoss"]
 
 Tensor = Any  # of the backend
 
-xp = namespace(ops)
+xp = namespace(
+    ops,
+    max=lambda x, axis: ops.max(ops.stop_gradient(x), axis=axis, keepdims=True),
+    eps=lambda x: float(np.finfo(keras.backend.standardize_dtype(x.dtype)).eps),
+    cast=lambda x, like: ops.cast(x, like.dtype),
+    class_indices=lambda classes, target: ops.arange(classes, dtype=target.dtype),
+)
 
 
 class _Loss(keras.losses.Loss):
@@ -141,10 +147,8 @@ class BiTemperedLogisticLoss(_Loss):
         if indices:
             if values is not None and not np.all((values >= 0) & (values < classes) & (values == np.floor(values))):
                 raise IndexError(f"y_true must hold class indices from 0 to {classes - 1}, got {_range(values)}")
-            column = y_true if len(y_true.shape) == len(y_pred.shape) else ops.expand_dims(y_true, axis)
-            along_axis = (-1,) + (1,) * (len(y_pred.shape) - axis - 1)
-            z = ops.cast(ops.reshape(ops.arange(classes, dtype=self.dtype), along_axis) == column, self.dtype)
-            z = xp.where(xp.sum(z, axis=axis) == 0, math.nan, z)
+            y_true = ops.squeeze(y_true, axis) if len(y_true.shape) == len(y_pred.shape) else y_true
+            valid = (y_true >= 0) & (y_true < classes) & (y_true == ops.floor(y_true))
         else:
             # The bar for half precision: Keras has cast away what the dtype was.
             if values is not None and not (np.all(values >= 0) and np.all(abs(values.sum(axis) - 1) <= 1e-2)):
@@ -152,10 +156,11 @@ class BiTemperedLogisticLoss(_Loss):
                     "y_true must hold probabilities in [0, 1] that sum to 1 within 0.01 over the classes,"
                     f" got {_range(values)} and sums {_range(values.sum(axis))}"
                 )
-            z = _constant(y_true)
-        if self.label_smoothing:
-            z = (1 - self.label_smoothing) * z + self.label_smoothing / classes
-        return _losses(y_pred, z, self.t1, self.t2, axis, labels=indices and not self.label_smoothing)
+            y_true = _constant(y_true)
+        y, _, is_label = encode_classes(y_pred, y_true, None, self.label_smoothing, axis, indices=indices, xp=xp)
+        if indices:
+            y = xp.where(ops.expand_dims(valid, axis), y, math.nan)
+        return _losses(y_pred, y, self.t1, self.t2, axis, is_label)
 
 
 @keras.saving.register_keras_serializable(package="bitempered")
@@ -192,39 +197,24 @@ class BiTemperedBinaryLogisticLoss(_Loss):
         y = _constant(y_true)
         if self.label_smoothing:
             y = (1 - self.label_smoothing) * y + self.label_smoothing / 2
-        a, z = ops.stack((ops.zeros_like(y_pred), y_pred), -1), ops.stack((1 - y, y), -1)
-        losses = _losses(a, z, self.t1, self.t2, len(logits), labels=False)
+        a, y, _ = encode_binary(y_pred, y, None, xp=xp)
+        losses = _losses(a, y, self.t1, self.t2, len(logits), is_label=False)
         return ops.sum(losses, axis=-1) / ops.sum(ops.ones_like(losses), axis=-1)  # ops.mean is float32 on JAX
 
 
-def _losses(a: Tensor, z: Tensor, t1: float, t2: float, axis: int, labels: bool) -> Tensor:
-    """W Delta(z / W, y_hat) with W = sum(z) for each example; NaN where a z is negative or NaN."""
-    z = xp.where(z >= 0, z, math.nan)
-    total, y = _split(z, axis)
-    u = core.gaps(ops.stop_gradient(a), axis=axis, xp=xp)
-    steps = core.newton_steps(t2, a.shape[axis], float(np.finfo(keras.backend.standardize_dtype(a.dtype)).eps))
-    m = core.normalizer(u, t2, steps=steps, axis=axis, xp=xp)
-    log_p = core.log_probs(u, m, t2, xp=xp)
-    if labels:
-        divergence = core.label_loss(y > 0, log_p, t1, axis=axis, xp=xp)
-    else:
-        divergence = core.loss(y, log_p, t1, axis=axis, xp=xp)
+def _losses(a: Tensor, y: Tensor, t1: float, t2: float, axis: int, is_label: bool) -> Tensor:
+    """The loss of each example; NaN where a y is negative or NaN."""
+    y = xp.where(y >= 0, y, math.nan)
+    u, m = core.solve(ops.stop_gradient(a), t2, axis=axis, xp=xp)
+    target = core.weigh(y, None, is_label=is_label, axis=axis, xp=xp)
+    losses = core.weighted_loss(target, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp)
 
-    def gradient(upstream: Tensor, _: Tensor, a: Tensor, m: Tensor, z: Tensor) -> Tensor:
-        total, y = _split(z, axis)
-        log_p, inside, e = _state(a, _tied(m, a, t2, axis), t2, axis)
-        if t2 < 1:  # here and not by `inside` below, which would multiply with booleans: TensorFlow does not
-            y = xp.where((log_p > -math.inf) | inside, y, 0.0)
-        slope = core.gradient(y, log_p, t1, t2, e=e, inside=int(t1 == t2), axis=axis, xp=xp)
-        return upstream * xp.where(total == 0, 0.0, total * slope)
+    def gradient(upstream: Tensor, _: Tensor, a: Tensor, m: Tensor, y: Tensor) -> Tensor:
+        target = core.weigh(y, None, is_label=is_label, axis=axis, xp=xp)
+        at = core.state(core.gaps(a, axis=axis, xp=xp), _tied(m, a, t2, axis), t2, axis=axis, xp=xp)
+        return upstream * core.weighted_gradient(target, at, t1, t2, axis=axis, xp=xp)
 
-    losses = xp.where(total == 0, 0.0, total * divergence)
-    return ops.squeeze(_with_gradient(gradient, losses, a, m, z), axis)
-
-
-def _split(z: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    total = xp.sum(z, axis=axis)
-    return total, z / xp.where(total == 0, 1.0, total)
+    return ops.squeeze(_with_gradient(gradient, losses, a, m, y), axis)
 
 
 # Derivatives
@@ -249,25 +239,16 @@ def _with_gradient(gradient: Callable[..., Tensor], value: Tensor, x: Tensor, *c
 
 
 def _tied(m: Tensor, a: Tensor, t: float, axis: int) -> Tensor:
-    """The solution m of a solve as the function of a that it is: dm = e^(-s m) sum_i e_i da_i, for a constant max(a).
+    """The solution m of a solve as the function of a that it is: its gradient is `core.normalizer_gradient`.
 
     The rule ties its own m in turn, for a second derivative without a second solve.
     """
 
     def gradient(upstream: Tensor, m: Tensor, a: Tensor) -> Tensor:
-        solution = _tied(m, a, t, axis)
-        _, _, e = _state(a, solution, t, axis)
-        return upstream * ops.exp((1 - t) * solution) * e
+        at = core.state(core.gaps(a, axis=axis, xp=xp), _tied(m, a, t, axis), t, axis=axis, xp=xp)
+        return upstream * core.normalizer_gradient(at, t, xp=xp)
 
     return _with_gradient(gradient, m, a)
-
-
-def _state(a: Tensor, m: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities, which classes are inside the support, and the escort distribution."""
-    u = ops.stop_gradient(xp.max(a, axis=axis)) - a
-    log_p = core.log_probs(u, m, t, xp=xp)
-    inside = core.support(u, m, t, xp=xp)
-    return log_p, inside, core.escort(log_p, t, inside=inside, axis=axis, xp=xp)
 
 
 def _constant(y_true: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 float16 and float32 compute in float32, float64 in float64; the result has the dtype of the input. Bad values raise.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 from bitempered import core
 from bitempered.checks import (
     check_binary,
-    check_classes,
+    check_class_loss,
     check_floating,
     check_logits,
     check_temperature,
     check_temperatures,
     is_integer,
 )
+from bitempered.encoding import encode_binary, encode_classes, namespace, widen
 
 __all__ = [
     "bi_tempered_binary_logistic_loss",
@@ -33,16 +33,6 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
-
-
-def namespace(module: Any) -> Any:
-    """The `xp` that `core` asks for, of a module with NumPy's names: NumPy itself, or jax.numpy."""
-    names = ("exp", "expm1", "log", "log1p", "ones_like", "where")
-    return SimpleNamespace(
-        **{name: getattr(module, name) for name in names},
-        max=lambda x, axis: module.max(x, axis=axis, keepdims=True),
-        sum=lambda x, axis: module.sum(x, axis=axis, keepdims=True),
-    )
 
 
 xp = namespace(np)
@@ -223,8 +213,8 @@ def bi_tempered_binary_logistic_loss(
     _check_weight(weight, "weight")
     _check_weight(pos_weight, "pos_weight")
     with _quiet():
-        a, z, factors = encode_binary(_compute(logits), target, pos_weight, np)
-        losses = _divergence(a, z, factors, t1, t2, axis=a.ndim - 1, labels=False, with_gradient=False)[0]
+        a, y, w = encode_binary(widen(logits), target, pos_weight, xp=xp)
+        losses, _ = _weighted_loss(a, core.weigh(y, w, is_label=False, axis=-1, xp=xp), t1, t2, axis=-1)
         if weight is not None:
             losses = np.where(weight == 0, 0.0, losses * weight)  # 0 times an infinite loss is 0
         return losses.astype(logits.dtype)
@@ -235,51 +225,9 @@ def log_softmax_and_partition(logits: Array, t: float, axis: int) -> tuple[Array
     t = check_temperature(t, "t")
     axis = check_logits(logits, axis)
     with _quiet():
-        a = _compute(logits)
-        u, m = _solve(a, t, axis)
-        return core.log_probs(u, m, t, xp=xp), xp.max(a, axis=axis) + core.phi(m, t - 1, xp=xp)
-
-
-def encode_classes(
-    a: Any, target: Any, weight: Any | None, label_smoothing: float, axis: int, module: Any, kept: Any | None = None
-) -> tuple[Any, tuple[Any, Any] | None, bool]:
-    """The weighted target w y in the dtype of `a`, its factors if there are weights, and whether it is one label.
-
-    `module` is NumPy or jax.numpy; label smoothing spreads over the classes `kept`.
-    """
-    along_axis = (-1,) + (1,) * (a.ndim - axis - 1)
-    classes = a.shape[axis]
-    labels = is_integer(target) and not label_smoothing
-    if is_integer(target):
-        z = (module.arange(classes).reshape(along_axis) == module.expand_dims(target, axis)).astype(a.dtype)
-    else:
-        z = target.astype(a.dtype)
-    if label_smoothing:
-        uniform = 1 / classes if kept is None else kept / module.sum(kept, axis=axis, keepdims=True, dtype=a.dtype)
-        z = (1 - label_smoothing) * z + label_smoothing * uniform
-    if weight is None:
-        return z, None, labels
-    w = weight.astype(a.dtype).reshape(along_axis)
-    if labels:
-        w = module.where(z > 0, w, 1.0)  # those of other classes do not matter, whatever they are
-    return z * w, (z, w), labels
-
-
-def encode_binary(a: Any, target: Any, pos_weight: Any | None, module: Any) -> tuple[Any, Any, tuple[Any, Any] | None]:
-    """Logits (0, a), and what `encode_classes` gives for (1 - y, y), on a new last axis."""
-    y = target.astype(a.dtype)
-    a, z = module.stack((module.zeros_like(a), a), axis=-1), module.stack((1 - y, y), axis=-1)
-    if pos_weight is None:
-        return a, z, None
-    w = module.broadcast_to(pos_weight.astype(a.dtype), y.shape)
-    factors = z, module.stack((module.ones_like(w), w), axis=-1)
-    return a, factors[0] * factors[1], factors
-
-
-def split(z: Any, axis: int, labels: bool, module: Any) -> tuple[Any, Any]:
-    """W = sum(z) and z / W, which for a weighted label is the label, also where the weight is infinite."""
-    total = module.sum(z, axis=axis, keepdims=True)
-    return total, (z > 0).astype(z.dtype) if labels else z / module.where(total == 0, 1.0, total)
+        a = widen(logits)
+        u, m = core.solve(a, t, axis=axis, xp=xp)
+        return core.log_probs(u, m, t, xp=xp), core.log_partition(a, m, t, axis=axis, xp=xp)
 
 
 def _elementwise(function: Any, x: ArrayLike, t: float) -> Array:
@@ -287,7 +235,7 @@ def _elementwise(function: Any, x: ArrayLike, t: float) -> Array:
     x = np.asarray(x)
     check_floating(x, "x")
     with _quiet():
-        return np.asarray(function(_compute(x), t, xp=xp)).astype(x.dtype)
+        return np.asarray(function(widen(x), t, xp=xp)).astype(x.dtype)
 
 
 def _loss(
@@ -302,57 +250,34 @@ def _loss(
 ) -> tuple[Array, Array]:
     t1, t2 = check_temperatures(t1, t2)
     logits, target, weight = np.asarray(logits), np.asarray(target), _optional(weight)
-    axis = check_classes(logits, target, weight, label_smoothing, axis)
+    axis = check_class_loss(logits, target, weight, label_smoothing, axis)
     _check_target(target, logits.shape[axis], axis)
     _check_weight(weight, "weight")
     with _quiet():
-        a = _compute(logits)
-        z, factors, labels = encode_classes(a, target, weight, label_smoothing, axis, np)
-        losses, gradient = _divergence(a, z, factors, t1, t2, axis, labels, with_gradient)
+        a = widen(logits)
+        indices = is_integer(target)
+        y, w, is_label = encode_classes(a, target, weight, label_smoothing, axis, indices=indices, xp=xp)
+        weighted = core.weigh(y, w, is_label=is_label, axis=axis, xp=xp)
+        losses, gradient = _weighted_loss(a, weighted, t1, t2, axis, with_gradient)
         return losses.astype(logits.dtype), gradient.astype(logits.dtype)
 
 
-def _divergence(
-    a: Array,
-    z: Array,
-    factors: tuple[Array, Array] | None,
-    t1: float,
-    t2: float,
-    axis: int,
-    labels: bool,
-    with_gradient: bool,
+def _weighted_loss(
+    a: Array, target: core.Target, t1: float, t2: float, axis: int, with_gradient: bool = False
 ) -> tuple[Array, Array]:
-    """W Delta(z / W, y_hat) with W = sum(z), and its gradient in the logits a where asked for (else empty)."""
-    total, y = split(z, axis, labels, np)
-    u, m = _solve(a, t2, axis)
-    log_p = core.log_probs(u, m, t2, xp=xp)
-    if labels:
-        divergence = core.label_loss(y > 0, log_p, t1, axis=axis, xp=xp)
-    else:
-        log_y = None if factors is None else core.log_share(y, *factors, total, xp=xp)
-        divergence = core.loss(y, log_p, t1, log_y=log_y, axis=axis, xp=xp)
-    losses = np.squeeze(np.where(total == 0, 0.0, total * divergence), axis)
+    """The loss of each example, and its gradient in the logits, empty unless asked for."""
+    u, m = core.solve(a, t2, axis=axis, xp=xp)
     if not with_gradient:
-        return losses, np.empty(0)
-    inside = core.support(u, m, t2, xp=xp)
-    e = core.escort(log_p, t2, inside=inside, axis=axis, xp=xp)
-    gradient = core.gradient(y, log_p, t1, t2, e=e, inside=inside, axis=axis, xp=xp)
-    return losses, np.where(total == 0, 0.0, total * gradient)
-
-
-def _solve(a: Array, t: float, axis: int) -> tuple[Array, Array]:
-    u = core.gaps(a, axis=axis, xp=xp)
-    steps = core.newton_steps(t, a.shape[axis], float(np.finfo(a.dtype).eps))
-    return u, core.normalizer(u, t, steps=steps, axis=axis, xp=xp)
+        losses = core.weighted_loss(target, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp)
+        return np.squeeze(losses, axis), np.empty(0)
+    at = core.state(u, m, t2, axis=axis, xp=xp)
+    losses = core.weighted_loss(target, at.log_p, t1, axis=axis, xp=xp)
+    return np.squeeze(losses, axis), core.weighted_gradient(target, at, t1, t2, axis=axis, xp=xp)
 
 
 def _quiet() -> np.errstate:
     # inf and NaN are answers here (masked classes, overflow, bad logits), and exp may underflow: nothing to warn of.
     return np.errstate(all="ignore")
-
-
-def _compute(x: Array) -> Array:
-    return x.astype(np.float64 if x.dtype == np.float64 else np.float32, copy=False)
 
 
 def _cast(result: Array, like: Array) -> Array:
@@ -370,7 +295,7 @@ def _check_target(target: Array, classes: int, axis: int) -> None:
             raise IndexError(f"target must hold class indices from 0 to {classes - 1}, got {_range(target)}")
         return
     tolerance = 1e-2 if target.dtype.itemsize == 2 else 1e-3
-    sums = np.sum(_compute(target), axis=axis)
+    sums = np.sum(widen(target), axis=axis)
     if not (np.all(target >= 0) and np.all(abs(sums - 1) <= tolerance)):
         raise ValueError(
             f"target must hold probabilities in [0, 1] that sum to 1 within {tolerance} over the classes,"

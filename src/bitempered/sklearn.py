@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any
@@ -11,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from bitempered import core
 from bitempered.checks import check_number, check_temperatures
-from bitempered.numpy import loss_and_grad, tempered_log_softmax, tempered_softmax, xp
+from bitempered.encoding import encode_classes, namespace
+from bitempered.numpy import loss_and_grad, tempered_log_softmax, tempered_softmax
 
 try:
     from scipy import sparse
@@ -247,6 +249,18 @@ class BiTemperedLogisticRegression(_TemperedClassifier):
         return X @ self.coef_.T + self.intercept_
 
 
+def _until_settled(step: Callable[[Array], Array], m: Array, count: int) -> Array:
+    """`encoding.iterate` until a step changes m by less than 1e-9: the next would change it by the square of that."""
+    for _ in range(count):
+        before, m = m, step(m)
+        if np.max(abs(m - before)) < 1e-9:
+            break
+    return m
+
+
+xp = namespace(np, iterate=_until_settled)
+
+
 class _Objective:
     """The penalised mean loss at `theta + P z` and its gradient, as functions of z.
 
@@ -258,9 +272,10 @@ class _Objective:
     ) -> None:
         self.X, self.weight, self.penalty, self.theta, self.t1, self.t2 = X, weight, penalty, theta, t1, t2
         self.classes = max(theta.shape[1], 2)
-        self.is_label = np.arange(self.classes)[:, None] == labels
-        self.y = self.is_label.astype(np.float64)
-        self.tangent: tuple[Array, Array] | None = None
+        logits = np.empty((self.classes, len(labels)))
+        self.y, _, _ = encode_classes(logits, labels, None, 0.0, 0, indices=True, xp=xp)
+        self.is_label = self.y > 0
+        self.last: core.State | None = None
         # The size of a gradient at equal probabilities over that of cross-entropy (and above 0): `tol` means the same
         # at any temperatures.
         self.scale = math.exp(-min((t2 - t1) * math.log(self.classes), 300))
@@ -296,28 +311,11 @@ class _Objective:
         return a
 
     def _losses(self, a: Array) -> tuple[Array, Array]:
-        """`bitempered.numpy.loss_and_grad`, but that the solver starts from the last call's solution."""
-        t1, t2 = self.t1, self.t2
-        u = core.gaps(a, axis=0, xp=xp)
-        m = least = core.start(u, t2, axis=0, xp=xp)
-        climbs = t2 <= 2
-        if climbs and self.tangent is not None:
-            # lambda is convex: its tangent at the last logits is a lower bound, and close where they moved little.
-            e, at_zero = self.tangent
-            bound = core.psi(at_zero - xp.sum(e * u, axis=0), t2 - 1, xp=xp)
-            m = np.where((bound > m) & (bound <= math.log(self.classes)), bound, m)
-        for _ in range(core.newton_steps(t2, self.classes, float(np.finfo(float).eps))):
-            before, m = m, core.newton_step(m, u, t2, axis=0, xp=xp)
-            if climbs:  # rounding can put the tangent above the solution, from where a step may be too long
-                m = np.fmax(m, least)
-            if np.max(abs(m - before)) < 1e-9:  # the next step would be of the order of its square
-                break
-        log_p = core.log_probs(u, m, t2, xp=xp)
-        inside = core.support(u, m, t2, xp=xp)
-        e = core.escort(log_p, t2, inside=inside, axis=0, xp=xp)
-        self.tangent = e, core.phi(m, t2 - 1, xp=xp) + xp.sum(e * u, axis=0)
-        losses = core.label_loss(self.is_label, log_p, t1, axis=0, xp=xp)[0]
-        return losses, core.gradient(self.y, log_p, t1, t2, e=e, inside=inside, axis=0, xp=xp)
+        """The loss of each example and its gradient in the logits, solved from the last call's solution."""
+        u, m = core.solve(a, self.t2, last=self.last, axis=0, xp=xp)
+        self.last = core.state(u, m, self.t2, axis=0, xp=xp)
+        losses = core.label_loss(self.is_label, self.last.log_p, self.t1, axis=0, xp=xp)[0]
+        return losses, core.gradient(self.y, self.last, self.t1, self.t2, axis=0, xp=xp)
 
     def _preconditioner(self) -> Array:
         """P such that the Hessian in z is near the identity: several times fewer iterations, features scaled or not.
@@ -332,15 +330,14 @@ class _Objective:
         # Below t = 1 the curvature vanishes outside the support, which moves: that of t = 1 tells more.
         t1, t2 = max(self.t1, 1.0), max(self.t2, 1.0)
 
-        def curvature(log_p: Array) -> Array:
-            e = core.escort(log_p, t2, axis=0, xp=xp)
-            r = np.exp((2 * t2 - t1) * log_p)
-            each = (r * (1 - 2 * e) + e**2 * np.sum(r, axis=0))[-columns:]
+        def curvature(a: Array) -> Array:
+            with np.errstate(all="ignore"):
+                u, m = core.solve(a, t2, axis=0, xp=xp)
+                each = core.curvature(core.state(u, m, t2, axis=0, xp=xp), t1, t2, axis=0, xp=xp)[-columns:]
             return each if columns * features**2 <= 250_000 else np.mean(each, axis=0, keepdims=True)
 
-        log_p = tempered_log_softmax(self._logits(self.theta), t2, axis=0)
-        uniform = np.full((self.classes, 1), -math.log(self.classes))
-        return np.stack([self._inverse_root(h) for h in np.maximum(curvature(log_p), 1e-3 * curvature(uniform))])
+        at_theta, at_equal = curvature(self._logits(self.theta)), curvature(np.zeros((self.classes, 1)))
+        return np.stack([self._inverse_root(h) for h in np.maximum(at_theta, 1e-3 * at_equal)])
 
     def _inverse_root(self, h: Array) -> Array:
         hessian = self.X.T @ (sparse.diags_array(self.weight * h) @ self.X)

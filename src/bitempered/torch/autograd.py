@@ -1,4 +1,4 @@
-"""The two differentiable operations that everything in `bitempered.torch` is made of.
+"""The differentiable operations that everything in `bitempered.torch` is made of.
 
 Each solves once in forward. Backward uses `core`'s closed forms in plain torch operations on what forward saved, so
 it never iterates and can itself be differentiated: the extra output (the log-probabilities, or the per-row `m`) ties
@@ -12,28 +12,22 @@ import torch
 from torch import Tensor
 
 from bitempered import core
+from bitempered.encoding import encode_binary, encode_classes, namespace
 from bitempered.kernels import hooks
 
-xp = SimpleNamespace(
-    exp=torch.exp,
-    expm1=torch.expm1,
-    log=torch.log,
-    log1p=torch.log1p,
-    ones_like=torch.ones_like,
-    where=torch.where,
-    max=lambda x, axis: torch.amax(x, dim=axis, keepdim=True),
+xp = namespace(
+    torch,
+    max=lambda x, axis: torch.amax(x.detach(), dim=axis, keepdim=True),
     sum=lambda x, axis: torch.sum(x, dim=axis, keepdim=True),
+    eps=lambda x: torch.finfo(x.dtype).eps,
+    cast=lambda x, like: x.to(like.dtype),
+    class_indices=lambda classes, target: torch.arange(classes, device=target.device),
+    expand_dims=torch.unsqueeze,
 )
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _solve(a: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor]:
-    u = core.gaps(a, axis=axis, xp=xp)
-    steps = core.newton_steps(t, a.shape[axis], torch.finfo(a.dtype).eps)
-    return u, core.normalizer(u, t, steps=steps, axis=axis, xp=xp)
 
 
 class _LogSoftmax(torch.autograd.Function):
@@ -44,8 +38,8 @@ class _LogSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(logits: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor]:
         a = logits.to(compute_dtype(logits.dtype))
-        u, m = _solve(a, t, axis)
-        return core.log_probs(u, m, t, xp=xp), xp.max(a, axis=axis) + core.phi(m, t - 1, xp=xp)
+        u, m = core.solve(a, t, axis=axis, xp=xp)
+        return core.log_probs(u, m, t, xp=xp), core.log_partition(a, m, t, axis=axis, xp=xp)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -97,15 +91,9 @@ class _Loss(torch.autograd.Function):
         label_smoothing: float,
         ignore_index: int,
     ) -> tuple[Tensor, Tensor]:
-        labels = axis is not None and not target.is_floating_point() and not label_smoothing
-        a, y, q, total, weight, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
-        u, m = _solve(a, t2, axis)
-        log_p = core.log_probs(u, m, t2, xp=xp)
-        if labels:
-            divergence = core.label_loss(q > 0, log_p, t1, axis=axis, xp=xp)
-        else:
-            divergence = core.loss(q, log_p, t1, log_y=_log_share(q, y, weight, total), axis=axis, xp=xp)
-        return torch.where(total == 0, 0.0, total * divergence), m
+        a, weighted, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
+        u, m = core.solve(a, t2, axis=axis, xp=xp)
+        return core.weighted_loss(weighted, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp), m
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -157,67 +145,36 @@ class _LossForwardMode(_Loss):
 
 def encode(
     logits: Tensor, target: Tensor, weight: Tensor | None, axis: int | None, label_smoothing: float, ignore_index: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, int]:
-    """The logits a to compute with, the target y, q = w y / W, W, the weights w as they broadcast, the class axis."""
+) -> tuple[Tensor, core.Target, int]:
+    """The logits to compute with, the weighted target (W = 0 where it is ignored), and the class axis."""
     a = logits.to(compute_dtype(logits.dtype))
-    kept, label = None, False
     if axis is None:
-        axis = -1
-        y = target.to(a.dtype)
-        a, y = torch.stack((torch.zeros_like(a), a), dim=-1), torch.stack((1 - y, y), dim=-1)
-        if weight is not None:
-            weight = torch.stack((torch.ones_like(weight), weight), dim=-1)
-    else:
-        along_axis = [-1] + [1] * (a.dim() - axis - 1)
-        if weight is not None:
-            weight = weight.view(along_axis)
-        if target.is_floating_point():
-            y = target.to(a.dtype)
-        else:
-            y = (torch.arange(a.shape[axis], device=a.device).view(along_axis) == target.unsqueeze(axis)).to(a.dtype)
-            kept, label = (target != ignore_index).unsqueeze(axis), not label_smoothing
-        if label_smoothing:
-            y = (1 - label_smoothing) * y + label_smoothing / a.shape[axis]
-    z = y
-    if weight is not None:
-        weight = weight.to(a.dtype)
-        if label:
-            weight = torch.where(y > 0, weight, 1.0)  # those of other classes do not matter, whatever they are
-        z = y * weight
-    total = xp.sum(z, axis=axis)
-    q = y if label else z / torch.where(total == 0, 1.0, total)
-    if kept is not None:
-        total = torch.where(kept, total, 0.0)
-    return a, y, q, total, weight, axis
-
-
-def _log_share(q: Tensor, y: Tensor, weight: Tensor | None, total: Tensor) -> Tensor | None:
-    return None if weight is None else core.log_share(q, y, weight, total, xp=xp)
+        a, y, w = encode_binary(a, target, weight, xp=xp)
+        return a, core.weigh(y, w, is_label=False, axis=-1, xp=xp), -1
+    indices = not target.is_floating_point()
+    y, w, is_label = encode_classes(a, target, weight, label_smoothing, axis, indices=indices, xp=xp)
+    weighted = core.weigh(y, w, is_label=is_label, axis=axis, xp=xp)
+    if indices:
+        kept = (target != ignore_index).unsqueeze(axis)
+        weighted = weighted._replace(total=torch.where(kept, weighted.total, 0.0))
+    return a, weighted, axis
 
 
 def _partials(ctx: Any, for_target: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """The derivatives of a _Loss in the logits a, of its `m` in a, and of the loss in the class probabilities."""
     logits, target, weight, m = ctx.saved_tensors
     t1, t2, axis, label_smoothing, ignore_index = ctx.options
-    a, y, q, total, weight, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
+    a, weighted, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
     # A row that does not count may hold NaN, which 0 times it would not hide from a second derivative.
-    a, m = torch.where(total == 0, 0.0, a), torch.where(total == 0, 0.0, m)
-    # The shift is a constant here, and m the function psi_s(lambda - shift): ties in the maximum do not matter.
-    u = xp.max(a, axis=axis).detach() - a
-    log_p = core.log_probs(u, m, t2, xp=xp)
-    inside = core.support(u, m, t2, xp=xp)
-    e = core.escort(log_p, t2, inside=inside, axis=axis, xp=xp)
-    gradient = core.gradient(q, log_p, t1, t2, e=e, inside=inside, axis=axis, xp=xp)
-    loss_by_a = total * gradient
-    m_by_a = torch.exp((1 - t2) * m) * e
+    uncounted = weighted.total == 0
+    a, m = torch.where(uncounted, 0.0, a), torch.where(uncounted, 0.0, m)
+    at = core.state(core.gaps(a, axis=axis, xp=xp), m, t2, axis=axis, xp=xp)
+    loss_by_a = core.weighted_gradient(weighted, at, t1, t2, axis=axis, xp=xp)
+    m_by_a = core.normalizer_gradient(at, t2, xp=xp)
     if not for_target:
         return loss_by_a, m_by_a, None
-    # W Delta(q, y_hat) in z = w y: W = sum z and q = z / W vary together.
-    by_q = core.target_gradient(q, log_p, t1, xp=xp)
-    mean = xp.sum(torch.where(q == 0, 0.0, q * by_q), axis=axis)
-    loss_by_z = core.loss(q, log_p, t1, log_y=_log_share(q, y, weight, total), axis=axis, xp=xp) + by_q - mean
-    loss_by_y = (1 - label_smoothing) * (loss_by_z if weight is None else loss_by_z * weight)
-    return loss_by_a, m_by_a, torch.where(total == 0, 0.0, loss_by_y)
+    loss_by_y = (1 - label_smoothing) * core.target_gradient(weighted, at.log_p, t1, axis=axis, xp=xp)
+    return loss_by_a, m_by_a, loss_by_y if weighted.w is None else loss_by_y * weighted.w
 
 
 def log_softmax_and_partition(logits: Tensor, t: float, axis: int) -> tuple[Tensor, Tensor]:

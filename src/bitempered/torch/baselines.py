@@ -179,8 +179,8 @@ def _loss(
     """sum_c w_c y_c class_loss(log p)_c with p the tempered softmax, checked and reduced as in our loss."""
     target, axis = check_class_arguments(logits, target, weight, ignore_index, reduction, label_smoothing)
     log_p, _ = log_softmax_and_partition(logits, t, axis)
-    _, _, y, total, _, _ = encode(logits, target, weight, axis, float(label_smoothing), ignore_index)
-    share = total * y
+    _, encoded, _ = encode(logits, target, weight, axis, float(label_smoothing), ignore_index)
+    share = encoded.total * encoded.q
     losses = torch.where(share == 0, 0.0, share * class_loss(log_p)).sum(axis)
     return reduce_classes(losses, target, weight, ignore_index, reduction).to(result_dtype(logits))
 

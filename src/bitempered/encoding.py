@@ -1,0 +1,76 @@
+"""What adapters share: the namespace `xp` that `core` needs, the dtype to compute in, and the encoding of targets."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+Array = Any  # of the framework that `xp` belongs to
+
+
+def namespace(module: Any, **own: Any) -> Any:
+    """The `xp` of a framework: a module with NumPy's names, and its `own` functions where NumPy's do not serve."""
+    names = ["exp", "expm1", "log", "log1p", "ones_like", "where"]
+    names += ["broadcast_to", "expand_dims", "reshape", "stack", "zeros_like"]
+    defaults = {
+        "max": lambda x, axis: module.max(x, axis=axis, keepdims=True),
+        "sum": lambda x, axis: module.sum(x, axis=axis, keepdims=True),
+        "iterate": iterate,
+        "eps": lambda x: float(module.finfo(x.dtype).eps),
+        "cast": lambda x, like: x.astype(like.dtype),
+        "class_indices": lambda classes, target: module.arange(classes),
+    }
+    functions = {name: getattr(module, name) for name in names if name not in own}
+    return SimpleNamespace(**defaults | functions | own)
+
+
+def iterate(step: Callable[[Array], Array], x: Array, count: int) -> Array:
+    for _ in range(count):
+        x = step(x)
+    return x
+
+
+def widen(x: Array) -> Array:
+    """Floats x in the dtype to compute in: half precision in float32, others in their own."""
+    return x if x.dtype.itemsize > 2 else x.astype("float32")
+
+
+def encode_classes(
+    a: Array,
+    target: Array,
+    weight: Array | None,
+    label_smoothing: float,
+    axis: int,
+    *,
+    indices: bool,
+    kept: Array | None = None,
+    xp: Any,
+) -> tuple[Array, Array | None, bool]:
+    """Class probabilities y and class weights w that broadcast against the logits a, and whether y is one-hot.
+
+    The target holds class `indices`, without the class axis, or probabilities. Smoothing is over the classes `kept`.
+    """
+    classes, along_axis = a.shape[axis], (-1,) + (1,) * (len(a.shape) - axis - 1)
+    is_label = indices and not label_smoothing
+    if indices:
+        target = xp.reshape(xp.class_indices(classes, target), along_axis) == xp.expand_dims(target, axis)
+    y = xp.cast(target, a)
+    if label_smoothing:
+        count = classes if kept is None else xp.sum(xp.cast(kept, a), axis=axis)
+        uniform = label_smoothing / count
+        y = (1 - label_smoothing) * y + (uniform if kept is None else xp.where(kept, uniform, 0.0))
+    if weight is None:
+        return y, None, is_label
+    w = xp.reshape(xp.cast(weight, a), along_axis)
+    if is_label:
+        w = xp.where(y > 0, w, 1.0)  # other weights do not matter, even infinite ones
+    return y, w, is_label
+
+
+def encode_binary(a: Array, target: Array, pos_weight: Array | None, *, xp: Any) -> tuple[Array, Array, Array | None]:
+    """Logits (0, a), probabilities (1 - y, y) and weights (1, pos_weight), on a new last axis."""
+    y = xp.cast(target, a)
+    a, pair = xp.stack((xp.zeros_like(a), a), -1), xp.stack((1 - y, y), -1)
+    if pos_weight is None:
+        return a, pair, None
+    w = xp.broadcast_to(xp.cast(pos_weight, a), y.shape)
+    return a, pair, xp.stack((xp.ones_like(w), w), -1)
