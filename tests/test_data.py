@@ -108,6 +108,8 @@ def test_images_are_split_by_seed_and_keep_their_own_test_part(mnist, below):
         (packed(b"\0\0\x08\x03" + b"\xff\xff\xff\xff" * 3 + bytes(100)), "is damaged: 100 bytes where 79228"),
         (packed(b"\0\0\x08\x01" + struct.pack(">I", 2**30) + bytes(100)), "is damaged: 100 bytes where 1073741824"),
         (packed(b"\0\0\x08\x41" + struct.pack(">65I", *[1] * 65) + b"\0"), "is not an idx file of bytes"),
+        # Nothing, in a shape that NumPy refuses.
+        (packed(b"\0\0\x08\x03" + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1)), "holds nothing, its header announces"),
         (packed(idx(np.zeros(40, np.uint8))), "must hold n images of 28 x 28 and n labels"),
         (packed(idx(np.zeros((40, 10, 10), np.uint8))), r"must hold n images of 28 x 28.*got shapes \(40, 10, 10\)"),
     ],
@@ -140,7 +142,7 @@ def test_too_few_images_get_one_line(mnist, monkeypatch):
     assert one_line(error)
     for name, array in (("images-idx3", np.zeros((0, 28, 28), np.uint8)), ("labels-idx1", np.zeros(0, np.uint8))):
         (folder / f"t10k-{name}-ubyte.gz").write_bytes(packed(idx(array)))
-    with pytest.raises(DataError, match=r"t10k.*got shapes \(0, 28, 28\) and \(0,\)"):
+    with pytest.raises(DataError, match=r"t10k.*holds nothing, its header announces \[0, 28, 28\]"):
         datasets.load("mnist", 0, folder)
 
 

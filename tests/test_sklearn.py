@@ -463,3 +463,15 @@ def test_not_fitted():
     for estimator in (BiTemperedLogisticRegression(), BiTemperedMLPClassifier()):
         with pytest.raises(NotFittedError):
             estimator.predict(X)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e307])
+def test_only_the_ratios_of_huge_or_tiny_weights_matter(size):
+    """Their sum overflows, and with next to no penalty (or all of it) that must not end in another model."""
+    X, y = load_iris(return_X_y=True)
+    weight = np.random.default_rng(0).uniform(0.1, 1, len(y))
+    C = 1.0 / size if size < 1 else 1e-300  # the penalty that weights of about 1 have at C = 1, or nearly none
+    mine = BiTemperedLogisticRegression(0.8, 1.2, C=C).fit(X, y, weight * size)
+    same = BiTemperedLogisticRegression(0.8, 1.2, C=C * size).fit(X, y, weight)
+    np.testing.assert_allclose(mine.coef_, same.coef_, rtol=1e-6, atol=1e-6)
+    assert mine.score(X, y) > 0.9

@@ -9,7 +9,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from bitempered.experiments import datasets, sources
+from bitempered.experiments import data, datasets, sources
 from bitempered.experiments.sources import DataError
 
 
@@ -59,6 +59,32 @@ def test_classes_that_are_numbers_are_ordered_as_numbers(tmp_path):
     assert features.tolist() == [[1], [2], [3]]
 
 
+# Unix times, constant but for a few units; numbers whose squares overflow or vanish, in float32 and in float64.
+@pytest.mark.parametrize(
+    "change", ["{} + 1700000000", "{} * 1e20", "{} * 5e37", "{} * 1e200", "{} * 1e-30", "{} * 1e-200"]
+)
+def test_features_of_any_magnitude_are_standardised(change, tmp_path):
+    """The oracle is exact: standardised integers from -50 to 49, in any unit and from any origin."""
+    x = np.arange(100) - 50
+    path = tmp_path / "table.csv"
+    path.write_text("x,kind\n" + "".join(f"{eval(change.format(i))!r},{i % 2}\n" for i in x))
+    split = load_table(path)
+    seen = np.concatenate([part[0][:, 0] for part in (split.train, split.validation, split.test)])
+    path.write_text("x,kind\n" + "".join(f"{i},{i % 2}\n" for i in x))
+    plain = load_table(path)
+    expected = np.concatenate([part[0][:, 0] for part in (plain.train, plain.validation, plain.test)])
+    assert seen.dtype == np.float32
+    np.testing.assert_allclose(seen, expected, rtol=1e-6, atol=1e-7)
+    train = plain.train[0].astype(np.float64)
+    np.testing.assert_allclose([train.mean(), train.std()], [0, 1], atol=1e-6)
+
+
+def test_what_no_float32_can_hold_is_refused():
+    train = np.array([[0.0], [1.0]])
+    with pytest.raises(DataError, match=r"t.csv: the value 1e[+]200 of feature 1 is too far from its mean"):
+        data.standardised("t.csv", np.array([[1e200]]), *data.centre_and_spread(train))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -75,7 +101,7 @@ def test_classes_that_are_numbers_are_ordered_as_numbers(tmp_path):
         ("a,kind\n" + "1,x\n" * 9 + "1,y\n", "of 10 rows 2 cannot be set aside with their share"),
         ("a,kind\n1,x\0\n", "holds NUL characters"),
         ("a,kind\n" + "1" * 200_000 + ",x\n", "cannot read .*field larger than field limit"),
-        ("a,kind\n1e39,x\n", "expected a finite number, got '1e39'"),
+        ("a,kind\n1e301,x\n", "expected a finite number, got '1e301'"),
         ('"a\nb\x1b[2J",c\n1,2\n', r"has no column 'kind'; choose from: a b \[2J, c \(with"),
         (",".join(f"c{i}" for i in range(99)) + "\n" + "1," * 98 + "1\n", r"c19 and 79 more \(with"),
         (b"a,kind\n\xff\xfe,1\n", "cannot read .*utf-8"),
@@ -100,13 +126,24 @@ LABELS = {
     "decimals": (["1.00", "2.00"] * 2, [Decimal("1.00"), Decimal("2.00")] * 2, ["1", "2"]),
     "underscores": (["1_0", "10"] * 2, ["1_0", "10"] * 2, ["10", "1_0"]),
     "other digits": (["\u0661", "1"] * 2, ["\u0661", "1"] * 2, ["1", "\u0661"]),
-    "some text": (["0.5", "none"] * 2, ["0.5", "none"] * 2, ["0.5", "none"]),
+    "some text": (["0.5", "red"] * 2, ["0.5", "red"] * 2, ["0.5", "red"]),
+    "no numbers": (["no", "NA", "no", "None"], ["no", "NA", "no", "None"], ["NA", "None", "no"]),
+    "large with a point": (
+        ["9007199254740993.0", "9007199254740992.0"] * 2,
+        ["9007199254740993.0", "9007199254740992.0"] * 2,
+        ["9007199254740992", "9007199254740993"],
+    ),
     "measurements": (["0.2", "0.7", "1.5", "0.2"], [0.2, 0.7, 1.5, 0.2], "row 1: the label 0.2 is not a whole number"),
     "half": (["1", "2", "2.5", "1"], [1.0, 2.0, 2.5, 1.0], "row 3: the label 2.5 is not a whole number"),
     "decimal parts": (["1.50"] * 4, [Decimal("1.50")] * 4, "the label 1.50 is not a whole number"),
     "infinite": (["1", "inf", "2", "1"], [1.0, float("inf"), 2.0, 1.0], "row 2: the label inf is not a whole number"),
     "too large": (["1", "1e400", "2", "1"], ["1", "1e400", "2", "1"], "row 2: the label 1e400 is not a whole number"),
     "nan": (["1", "nan", "2", "1"], [1.0, float("nan"), 2.0, 1.0], "row 2: the label is missing"),
+    "missing among numbers": (
+        ["1", "2", "NA", "1"],
+        ["1", "2", "NA", "1"],
+        r"row 3: the label is missing \('NA' among",
+    ),
     "nan and text": (["a", "NaN", "b", "a"], ["a", "NaN", "b", "a"], "row 2: the label is missing"),
     "empty": (["a", "", "b", "a"], ["a", None, "b", "a"], "row 2: the label is missing"),
     "blank": (["a", " ", "b", "a"], ["a", " ", "b", "a"], "row 2: the label is missing"),

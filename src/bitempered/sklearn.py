@@ -162,13 +162,16 @@ class BiTemperedLogisticRegression(_TemperedClassifier):
                 self._check_warm_start(before)
             if self.class_weight is not None:
                 weight = weight * self._class_weights(labels, weight)[labels]
+                _check_weights(weight, "sample_weight times class_weight")
         except Exception:
             # A model that was fitted goes on to predict as it did.
             self.__dict__ = before
             raise
         features, classes = X.shape[1], len(self.classes_)
         # The mean loss, as in LogisticRegression: how many examples there are does not change what `tol` means.
-        penalty = np.full((features, 1), 1 / (self.C * weight.sum()))
+        largest = weight.max()
+        weight = weight / largest  # first, since the sum of large weights overflows
+        penalty = np.full((features, 1), 1 / (self.C * weight.sum()) / largest)
         weight = weight / weight.sum()
         if self.fit_intercept:
             column = np.ones((X.shape[0], 1))
@@ -442,6 +445,7 @@ class BiTemperedMLPClassifier(_TemperedClassifier):
                 chosen, test_size=self.validation_fraction, stratify=labels, random_state=rng
             )
         self.validation_scores_: list[float] | None = [] if self.early_stopping else None
+        weight = weight / weight[chosen].max()  # first, since the sum of large weights overflows
         weight = (weight / weight[chosen].mean()).astype(np.float32)
 
         classes = len(self.classes_)

@@ -62,10 +62,33 @@ class Dataset:
         (rows, _), (aside, _) = divide(self.name, np.arange(len(labels)), labels, self.validation_rows, seed)
         train, validation, test = (features[rows], labels[rows]), (features[aside], labels[aside]), self.test
         if self.standardise:
-            centre, spread = train[0].mean(axis=0), train[0].std(axis=0)
-            spread[spread == 0] = 1
-            train, validation, test = (((x - centre) / spread, y) for x, y in (train, validation, test))
+            centre, spread = centre_and_spread(train[0])
+            train, validation, test = (
+                (standardised(self.name, x, centre, spread), y) for x, y in (train, validation, test)
+            )
         return Split(train, validation, test, self.num_classes, (rows, aside))
+
+
+def centre_and_spread(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean and standard deviation of every column (1 for a constant column), at any magnitude."""
+    centre = x.mean(axis=0)
+    largest = abs(x - centre).max(axis=0)
+    largest[largest == 0] = 1
+    spread = ((x - centre) / largest).std(axis=0)  # scaled, since a square may overflow or vanish
+    spread[spread == 0] = 1
+    return centre, spread * largest
+
+
+def standardised(name: str, x: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """Return float32 only now: a time in seconds since 1970 has no digits to spare."""
+    with np.errstate(over="ignore"):
+        scaled = ((x - centre) / spread).astype(np.float32)
+    for row, column in np.argwhere(~np.isfinite(scaled))[:1]:
+        raise DataError(
+            f"{name}: the value {x[row, column]:g} of feature {column + 1} is too far from its mean over the training "
+            "rows; remove the row"
+        )
+    return scaled
 
 
 def fingerprint(*arrays: np.ndarray) -> str:

@@ -7,6 +7,7 @@ import math
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ __all__ = [
 
 LIMIT = 2**29  # bytes: no file here holds as much, and none is read beyond it
 VALUES = 10**8  # of a table: a few gigabytes as Python has them
-FLOAT32_MAX = float(np.finfo(np.float32).max)
+LARGEST = 1e300  # of a table's numbers, so that sums of them are finite
+MISSING = ("na", "n/a", "#n/a", "<na>", "none", "null", "-", "?")  # how tables write "no label" among numbers
 
 
 class DataError(Exception):
@@ -163,6 +165,8 @@ def read_idx(path: Path) -> np.ndarray:
             if not 1 <= dimensions <= 4 or len(header) < 4 * dimensions:
                 raise DataError(f"{path} is not an idx file of bytes; get it again")
             shape = np.frombuffer(header, ">u4").tolist()
+            if 0 in shape:
+                raise DataError(f"{path} holds nothing, its header announces {shape}; get it again")
             size = math.prod(shape)
             # One byte more than there must be, and never all of a file that unpacks to far more.
             content = file.read(min(size, LIMIT) + 1)
@@ -216,7 +220,7 @@ def tar_member(content: bytes, name: bytes) -> bytes:
 
 
 def read_table(path: Path, label_column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Return features (n, d) float32, labels (n,) int64 and the names of the classes, from a CSV or Parquet file.
+    """Return features (n, d) float64, labels (n,) int64 and the names of the classes, from a CSV or Parquet file.
 
     Every column except `label_column` must hold finite numbers. Labels are whole numbers, numbered in their order, or
     else text.
@@ -228,10 +232,10 @@ def read_table(path: Path, label_column: str) -> tuple[np.ndarray, np.ndarray, l
     if not columns or not given:
         raise DataError(f"{path} must have rows, and a column beside the label {label_column!r}")
     labels, names = number_classes(path, given)
-    features = np.empty((len(given), len(columns)), np.float32)
+    features = np.empty((len(given), len(columns)))
     for column, (name, values) in enumerate(columns.items()):
         found = np.array([number(value) for value in values])
-        for row in np.flatnonzero(~(np.abs(found) <= FLOAT32_MAX))[:1]:
+        for row in np.flatnonzero(~(np.abs(found) <= LARGEST))[:1]:
             raise DataError(
                 f"{path}, row {row + 1}, column {name!r}: expected a finite number, got {values[row]!r:.80}; "
                 "encode it as numbers or remove it"
@@ -259,14 +263,21 @@ def number_classes(path: Path, given: list[Any]) -> tuple[np.ndarray, list[str]]
             raise DataError(f"{path}, row {row}: the label is missing; fill it in or remove the row")
         labels.append(text)
     # Python also takes 1_0 and the digits of all scripts for numbers, but whoever wrote them may not.
-    if all(text.isascii() and "_" not in text and not math.isnan(number(text)) for text in labels):
+    is_number = [text.isascii() and "_" not in text and not math.isnan(number(text)) for text in labels]
+    others = [row for row, numeric in enumerate(is_number) if not numeric]
+    if 0 < len(others) < len(labels) and all(labels[row].strip().lower() in MISSING for row in others):
+        raise DataError(
+            f"{path}, row {others[0] + 1}: the label is missing ({labels[others[0]]!r} among numbers); fill it in or "
+            "remove the row"
+        )
+    if not others:
         for row, text in enumerate(labels, start=1):
             if not number(text).is_integer():
                 raise DataError(
                     f"{path}, row {row}: the label {text:.80} is not a whole number, and measurements are not classes; "
                     "choose another column with --label-column, or give the classes names"
                 )
-        labels = [int(text) if text.strip().lstrip("+-").isdigit() else int(float(text)) for text in labels]
+        labels = [int(text) if text.strip().lstrip("+-").isdigit() else int(Decimal(text)) for text in labels]
     classes = sorted(set(labels))
     place = {label: i for i, label in enumerate(classes)}
     return np.array([place[label] for label in labels], np.int64), [str(label) for label in classes]
