@@ -20,7 +20,8 @@ class BadRows(Exception):
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that `path` holds its old content or all of the new one, never a part."""
+    """Write a file, and make its folder, so that `path` holds its old content or all of the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -21,7 +21,6 @@ Curve = Callable[[Tensor, float], Tensor]  # of the points and one temperature
 
 def plan(what: str, options: Options) -> Plan:
     def make(folder: Path, progress: Progress) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         write(folder, {"figure1.png": png(figure1())})
 
     return Plan("figure1", make, "figure1.png")
