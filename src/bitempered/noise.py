@@ -123,18 +123,19 @@ def large_margin(
     return by_margin(labels, rate, rng, -np.abs(margin), num_classes, pool)
 
 
-def from_file(labels: np.ndarray, path: str | Path) -> np.ndarray:
+def from_file(labels: np.ndarray, path: str | Path, *, num_classes: int | None = None) -> np.ndarray:
     """Replace clean labels by those that people gave, from an .npz file such as CIFAR-100N's.
 
     The file holds two arrays, `noisy_label` and `clean_label`; the rate is whatever it is. Its clean
     labels must be the given ones: that is how a file in another order is found out. Nothing in the file
     is executed.
 
-    Shapes: `labels` is `(n,)`, integers; the result is a new array of its shape and dtype.
+    Shapes: `labels` is `(n,)`, integers; the result is a new array of its shape and dtype. Both hold classes below
+    `num_classes`, which without it is one more than the largest clean label.
 
     Reference: Wei et al., Learning with Noisy Labels Revisited: A Study Using Real-World Human Annotations, 2022.
     """
-    labels = check(labels, 0.0)
+    labels = check(labels, 0.0, num_classes)
     with Path(path).open("rb") as raw:
         try:
             with zipfile.ZipFile(raw) as archive:
@@ -151,10 +152,9 @@ def from_file(labels: np.ndarray, path: str | Path) -> np.ndarray:
         )
     if not np.array_equal(clean, labels):
         raise ValueError(f"{path}: clean_label differs from the labels given; are the examples in the same order?")
-    if labels.size and not (noisy.min() >= 0 and noisy.max() <= labels.max()):
-        raise ValueError(
-            f"{path}: noisy_label must hold classes from 0 to {labels.max()}, got {noisy.min()} to {noisy.max()}"
-        )
+    last = labels.max(initial=0) if num_classes is None else num_classes - 1
+    if labels.size and not (noisy.min() >= 0 and noisy.max() <= last):
+        raise ValueError(f"{path}: noisy_label must hold classes from 0 to {last}, got {noisy.min()} to {noisy.max()}")
     return noisy.astype(labels.dtype)
 
 

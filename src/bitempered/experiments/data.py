@@ -107,7 +107,7 @@ def fingerprint(*arrays: np.ndarray) -> str:
 def load_human_labels(labels: np.ndarray, data_dir: Path | None) -> np.ndarray:
     """Return the labels that people gave to CIFAR-100's training images, for all of them in published order."""
     try:
-        return noise.from_file(labels, human_labels_file(data_dir))
+        return noise.from_file(labels, human_labels_file(data_dir), num_classes=100)
     except (OSError, ValueError) as error:
         raise DataError(str(error)) from error
 
