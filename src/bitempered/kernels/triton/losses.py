@@ -1,4 +1,4 @@
-"""The loss and its gradient: which kernel computes them, with which arguments."""
+"""The loss and its gradient: choosing a kernel and its arguments."""
 
 import math
 from typing import Any
@@ -48,7 +48,7 @@ def _compute_as_planned(
     dtype: torch.dtype,
     gradient: Tensor | None,
 ) -> Tensor:
-    """`_compute`, by a plan if one like it has run before: for small batches launching takes most of the time."""
+    """Call `_compute`, or the plan of an earlier call like it: for small batches launching takes most of the time."""
     x, labels = logits.data_ptr(), target.data_ptr()
     into = x if gradient is None else gradient.data_ptr()
     key: Any = None
@@ -100,7 +100,7 @@ def chunk_loss(
 
 
 def class_gradients_(logits: Tensor, target: Tensor, state: Tensor, first: int, t1: float, t2: float) -> None:
-    """Overwrite logits that were computed again, of the classes from `first` on, with the gradient."""
+    """Overwrite recomputed logits, of the classes from `first` on, with the gradient."""
     rows, classes = logits.shape
     temperature = temperature_constants(t1, t2)
     tile = dict(tile_for(classes, rows, (logits, (0, logits.stride(0), logits.stride(1)))))
