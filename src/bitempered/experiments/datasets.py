@@ -1,4 +1,4 @@
-"""The data sets by name. A new one is a reader, in a file of its own, and an entry in `DATASETS`."""
+"""The data sets by name. To add one, write a reader in its own file and add an entry to `DATASETS`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Parts = tuple[Part, Part]  # training rows, some of which will validate, and tes
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a data set comes from, what it holds, and the training that it gets unless one says otherwise."""
+    """A data set: its source, its contents, and its default training."""
 
     source: Source | None  # None: no files are needed
     read: Callable[[list[Path]], Parts]  # takes the source's files in their order
@@ -104,9 +104,9 @@ def load(name: str, seed: int, data_dir: Path | None = None, label_column: str =
 def read(name: str, data_dir: Path | None = None, label_column: str = "label") -> Dataset:
     """Read a data set by name, or a table by its path.
 
-    Files are looked for in `data_dir`, or else downloaded once. Images stay uint8, a quarter of what float32 takes:
-    they are scaled where they are used. Of a CSV or Parquet file a fifth each tests and validates; its columns are
-    standardised.
+    Files are read from `data_dir`, or else downloaded once. Images stay uint8, a quarter of the size of float32, and
+    are scaled where they are used. A CSV or Parquet file gives a fifth of its rows each to test and validation; its
+    columns are standardised.
     """
     check(name)
     if name in DATASETS:
