@@ -247,7 +247,7 @@ def state(u: Array, m: Array, t: Temperature, *, axis: int, xp: Any) -> State:
 
 
 def outside(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
-    """Which classes lie outside the support. On its edge y_hat is 0 too, but some derivatives are not."""
+    """Whether a class lies outside the support. On its edge y_hat is 0 too, but some derivatives are not."""
     if isinstance(t, (float, int)) and t >= 1:
         return False
     masked = u == math.inf

@@ -1,4 +1,4 @@
-"""What adapters share: the namespace `xp` that `core` needs, the dtype to compute in, and the encoding of targets."""
+"""Shared by the adapters: the namespace `xp` for `core`, the dtype to compute in, and the encoding of targets."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

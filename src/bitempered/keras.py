@@ -141,7 +141,7 @@ class BiTemperedLogisticLoss(_Loss):
         return {**super().get_config(), "axis": self.axis}
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)  # Keras hands lists on as lists
+        y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)  # Keras passes lists on as lists
         axis, indices = _check_classes(tuple(y_true.shape), tuple(y_pred.shape), self.axis)
         classes, values = y_pred.shape[axis], _values(y_true)
         if indices:

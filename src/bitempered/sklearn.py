@@ -449,7 +449,7 @@ class BiTemperedMLPClassifier(_TemperedClassifier):
 
         classes = len(self.classes_)
         widths = [X.shape[1], *hidden, 1 if classes == 2 else classes]
-        # The tensors share the memory of these arrays: as they are trained, so are `coefs_` and `intercepts_`.
+        # The tensors share the memory of these arrays: training them trains `coefs_` and `intercepts_`.
         self.coefs_, self.intercepts_ = [], []
         for before, after in pairwise(widths):
             limit = math.sqrt(6 / (before + after))  # Glorot and Bengio's

@@ -50,8 +50,8 @@ def choose(logits: Tensor, target: Tensor | None, axis: int | None) -> str:
     `axis` is the class axis, None for a binary loss.
     """
     if torch.compiler.is_compiling():
-        # The compiler fuses core well. A loss on the GPU uses the kernel, as an operator of its own, but not in
-        # torch.export: exported programs run without this package. Unless strict, export traces without Dynamo.
+        # The compiler can fuse core. A loss on the GPU uses the kernel, as an opaque operator, but not in torch.export:
+        # exported programs run without this package. Unless strict, export traces without Dynamo.
         operator = logits.is_cuda and target is not None and torch.compiler.is_dynamo_compiling()
         return "triton" if operator and _triton_cannot(logits, target, axis) is None else "core"
     forced = _forced.get()

@@ -114,7 +114,7 @@ def _is_private(path: Path) -> bool:
 def _private_folder() -> Path:
     """Return the cache folder. Only this user may own it and write to it, since we load and run its contents."""
     if not hasattr(os, "getuid"):
-        raise Unavailable("it is made for POSIX systems")
+        raise Unavailable("it needs a POSIX system")
     import pwd
 
     homes = [Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.environ.get("HOME", "")) / ".cache"]

@@ -48,7 +48,7 @@ def why_not_plain(logits: Tensor, target: Tensor | None) -> str | None:
 
 
 def jvp_levels() -> int | None:
-    """How many forward-mode transforms of torch.func are active; None if this version of torch does not say."""
+    """Return the number of active forward-mode transforms of torch.func; None if this torch does not tell."""
     if _interpreters is None or _jvp is None:
         return None
     return sum(level.key() == _jvp for level in _interpreters() or [])

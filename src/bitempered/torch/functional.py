@@ -244,7 +244,7 @@ def _softmax(logits: Tensor, t: float, dim: int, what: str) -> Tensor:
 def result_dtype(logits: Tensor) -> torch.dtype:
     if logits.dtype == torch.float32:  # under autocast as well
         return logits.dtype
-    kind = "cuda" if logits.is_cuda else logits.device.type  # device.type takes as long as the rest of this function
+    kind = "cuda" if logits.is_cuda else logits.device.type  # reading device.type is slow
     if kind != "meta" and torch.is_autocast_enabled(kind):  # torch raises for meta tensors: they have no autocast
         return compute_dtype(logits.dtype)
     return logits.dtype

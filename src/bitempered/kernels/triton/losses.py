@@ -22,9 +22,9 @@ from bitempered.kernels.triton.launch import (
 from bitempered.kernels.triton.soft_loss import soft_loss_kernel
 from bitempered.kernels.triton.tiles import as_blocks, count_tiles, empty_gradient, tile_for
 
-_COUNTED_BY_EACH = 4096  # targets: up to so many, counting them in every program is faster than one more launch
-_COUNTED_BY_ONE = 65536  # targets: beyond, one program that counts them takes longer than two launches of torch
-_REGISTERS = 64  # of a thread in the pass over long rows: what it spills costs less than more warps gain
+_COUNTED_BY_EACH = 4096  # up to this many targets, counting them in every program is faster than one more launch
+_COUNTED_BY_ONE = 65536  # beyond this many targets, counting them in one program is slower than two torch launches
+_REGISTERS = 64  # per thread in the pass over long rows: spills cost less than more warps gain
 _plans = Memo()
 
 
