@@ -47,8 +47,8 @@ LINEAR_BASE, LINEAR_LIGER = "linear, cross_entropy", "Liger fused linear cross_e
 REFERENCES = {"loss": (BASE, LIGER), "linear": (LINEAR_BASE, LINEAR_LIGER), "softmax": ("entmax15",)}
 GRAPH = bench_report.GRAPH
 WARM_UP = 2e-3  # seconds of untimed calls before a timed one, on a GPU
-FEW = 5  # runs of what is so slow that more would take most of the time
-PORT_LIMIT = {"cpu": 2**23, "cuda": 2**28}  # logits: the port takes 20 times their memory
+MIN_RUNS = 5  # of a contender so slow that more would take most of the time
+PORT_LIMIT = {"cpu": 2**23, "cuda": 2**28}  # the most logits for the port, which takes 20 times their memory
 
 
 class Case(NamedTuple):
@@ -113,7 +113,7 @@ class Contender(NamedTuple):
     name: str
     function: Callable[..., Tensor]
     pair: Pair | None = None  # of the bi-tempered loss
-    overwrites: bool = False  # whether it overwrites its input, of which it then gets a copy
+    overwrites: bool = False  # whether it overwrites its input with the gradient: then it gets a copy
 
     @property
     def label(self) -> str:
@@ -188,9 +188,9 @@ def contenders(case: Case, device: str, compiled: bool) -> list[Contender]:
 
 
 class Inputs(NamedTuple):
-    leaves: tuple[Tensor, ...]  # differentiated in: logits, or hidden layer and weight
-    target: tuple[Tensor, ...]  # class indices; none of a softmax
-    cotangent: Tensor | None  # of a softmax
+    leaves: tuple[Tensor, ...]  # the gradient's variables: logits, or hidden layer and weight
+    target: tuple[Tensor, ...]  # class indices; empty for a softmax
+    cotangent: Tensor | None  # only for a softmax
 
 
 def make(case: Case, device: str) -> Inputs:
@@ -284,7 +284,7 @@ class Clock:
             turn, end = 0, time.perf_counter() + plan.seconds
             while turn < plan.least or (turn < plan.most and time.perf_counter() < end):
                 for label in random.Random(turn).sample(list(calls), len(calls)):
-                    if turn < FEW or sum(taken[label]) < plan.seconds:
+                    if turn < MIN_RUNS or sum(taken[label]) < plan.seconds:
                         taken[label].append(self.seconds(calls[label]))
                 turn += 1
         finally:

@@ -23,7 +23,7 @@ from bitempered.experiments.train import Training
 
 __all__ = ["DATASETS", "Entry", "check", "default_training", "digits", "is_table", "load", "read", "read_parts"]
 
-Parts = tuple[Part, Part]  # training rows, some of which will validate, and test rows
+Parts = tuple[Part, Part]  # rows to train and validate on, and test rows
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Entry:
     read: Callable[[list[Path]], Parts]  # takes the source's files in their order
     num_classes: int
     training: Training
-    validation_rows: int = 5_000  # of the 60,000 or 50,000 training images, as many as half a test set
+    validation_rows: int = 5_000  # half as many as the images of a test set
     human_labels: bool = False  # whether CIFAR-N has labels for it
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["BadRows", "Row", "append_rows", "lock", "read_rows", "write_atomically", "write_rows"]
 
-Row = dict[str, Any]  # one result, with all that it depends on
+Row = dict[str, Any]  # one result, with everything it depends on
 
 
 class BadRows(Exception):

@@ -70,7 +70,7 @@ class Images(Dataset[tuple[Tensor, Tensor] | DataError]):
     """The image files of a part. An item is a micro-batch: images `(n, size, size, 3)` uint8 and labels `(n,)`."""
 
     folder: Path
-    names: np.ndarray = field(repr=False)  # as bytes: one buffer, which the workers share, unlike a million strings
+    names: np.ndarray = field(repr=False)  # bytes: the workers share one buffer, unlike a million strings
     labels: np.ndarray = field(repr=False)
     size: int
     draw: tuple[int, int] | None = None  # seed and epoch of the crops; without it, the centres
@@ -106,7 +106,7 @@ def centred(width: int, height: int, w: float, h: float) -> Box:
 
 
 def random_box(width: int, height: int, *, rng: np.random.Generator) -> Box:
-    """Draw a box of 8 to 100 % of the area, from 3:4 to 4:3; if ten draws do not fit, the largest in the centre."""
+    """Draw a box of 8 to 100 % of the area, from 3:4 to 4:3; if ten draws do not fit, the largest box in the centre."""
     for _ in range(10):
         area = width * height * rng.uniform(0.08, 1)
         ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -119,7 +119,7 @@ def random_box(width: int, height: int, *, rng: np.random.Generator) -> Box:
 
 @dataclass(frozen=True)
 class Data:
-    """Both parts, the number of classes, and a hash of names and sizes: hashing the pixels would take too long."""
+    """Training and validation images, the number of classes, and a hash of names and sizes (pixels take too long)."""
 
     train: Images
     validation: Images

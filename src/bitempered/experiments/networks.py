@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Weights = dict[str, Tensor]
-Drop = Callable[[Tensor, float], Tensor]  # hidden units and the rate of dropping to what is left; training only
+Drop = Callable[[Tensor, float], Tensor]  # drops hidden units at a rate, in training only
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ __all__ = ["RESULTS", "Job", "Progress", "Row", "commit", "find", "identity", "m
 RESULTS = 1
 ARCHIVED = "$Format:%H$"  # `git archive` writes the commit here, see .gitattributes
 
-Progress = Callable[[int, int, str], None]  # work done, work in all, what is running
+Progress = Callable[[int, int, str], None]  # work done, total work, what is running
 
 
 def identity(setting: Row, data: str) -> Row:
@@ -53,7 +53,7 @@ class Job:
     # to the row of each run, and its metrics by epoch.
     train: Callable[[list[int], list[Checkpoint], int], tuple[list[Row], list[Row]]]
     on_wait: Callable[[int], None] = lambda done: None  # called before it waits for another process
-    separate: bool = False  # a checkpoint for each run; otherwise one for all that are made
+    separate: bool = False  # a checkpoint for each run; otherwise one for all
 
     def checkpoints(self, folder: Path, places: Iterable[int]) -> list[Checkpoint]:
         runs = [self.runs[place] for place in places]
@@ -87,7 +87,7 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, device: str
             checkpoints, everyone = (job.checkpoints(folder, part) for part in (missing, range(len(job.runs))))
             ours = {checkpoint.path for checkpoint in checkpoints + everyone}
             if missing:
-                drawn = read_rows(curves_file)  # ours too, if a process was killed between its curves and its rows
+                drawn = read_rows(curves_file)  # has ours too if a process was killed between writing curves and rows
                 if not job.separate:
                     warn_of_others(folder, job.name, ours)
                 results, curves = job.train(missing, checkpoints, len(done))
@@ -111,7 +111,7 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, device: str
 def warn_of_others(folder: Path, name: str, ours: set[Path]) -> None:
     for path in sorted(set(folder.glob(f"{name}-*.checkpoint")) - ours):
         logging.getLogger(__name__).warning(
-            "bitempered: %s belongs to a stopped run with other settings, data or version; this run starts anew", path
+            "bitempered: %s belongs to a stopped run with other settings, data or version; this run starts over", path
         )
 
 

@@ -43,7 +43,7 @@ class Protocol:
     weight_decay: float
     stairs: tuple[float, ...] = ()  # fractions of the run after which the rate falls to a tenth; without any, a cosine
     rotation: float = 0.0  # degrees, at most
-    clip: float = math.inf  # norm that the gradient is cut to, before weight decay is added
+    clip: float = math.inf  # largest norm of the gradient, before weight decay is added
     rate: float = 0.1
     batch_size: int = 128
     momentum: float = 0.9
@@ -240,7 +240,7 @@ class Run:
         self.epoch_images = torch.zeros_like(self.images[:kept])
         self.epoch_labels = torch.zeros_like(self.labels[:, :kept])
         self.place = torch.arange(self.protocol.batch_size, device=self.device)
-        self.sums = torch.zeros(3, device=self.device)  # of the loss, of right answers by noisy and by true labels
+        self.sums = torch.zeros(3, device=self.device)  # of the loss, of correct answers by noisy and by true labels
         self.generator = torch.Generator(self.device)
         self.stream = torch.cuda.Stream() if cuda else None
         self.graph: torch.cuda.CUDAGraph | None = None

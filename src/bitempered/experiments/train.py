@@ -49,7 +49,7 @@ class Training:
     warmup: int = 0  # steps in which the rate rises from 0
     momentum: float = 0.9
     weight_decay: float = 0.0
-    clip: float = math.inf  # norm that a member's gradient is cut to
+    clip: float = math.inf  # largest norm of a member's gradient
     augment: bool = False  # images are mirrored and moved by up to 4 pixels at random
     width: int = 256  # of the perceptron
 
@@ -113,7 +113,7 @@ def train(
 
 
 class Fleet:
-    """Everything that a step changes, on one device."""
+    """The members on one device: their weights, data, and everything that a step changes."""
 
     def __init__(
         self, training: Training, members: list[Member], split: Split, seed: int, device: torch.device

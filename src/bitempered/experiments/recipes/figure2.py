@@ -26,7 +26,7 @@ from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 __all__ = ["COLUMNS", "Column", "Illustrated", "Recipe", "draw", "markdown", "plan", "render", "run"]
 
 LOSSES = ("logistic", "bi-tempered")
-EDGE = 1.5  # of the square that is judged and drawn: the ring's outer radius
+EDGE = 1.5  # half the side of the square that is judged and drawn: the ring's outer radius
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Recipe:
     steps: int = 800
     momentum: float = 0.9
     learning_rate: float = 1.0
-    side: int = 121  # of the grid of points that are judged, over the square around the ring
+    side: int = 121  # points per side of the grid that is judged, over the square around the ring
 
 
 @dataclass(frozen=True)

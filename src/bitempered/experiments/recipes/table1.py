@@ -47,7 +47,7 @@ class Table1:
     searched_at: tuple[float, ...] = LEVELS  # other levels take the settings of the nearest (if tied, the higher)
     seeds: tuple[int, ...] = (0, 1, 2)  # of every cell
     more_seeds: dict[float, tuple[int, ...]] = field(default_factory=dict)  # additional ones, by noise level
-    extra_cells: tuple[Cell, ...] = ()  # trained whatever the search chooses, in lines of their own
+    extra_cells: tuple[Cell, ...] = ()  # trained whatever the search chooses, with their own lines
     rows: int | None = None  # use only this many images of each part, the first ones
     quick_rows: int = 512  # `rows` of the quick version
 

@@ -165,7 +165,7 @@ def measure_speed(recipe: Table2, device: torch.device) -> Row:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=generator).to(device)
     labels = torch.randint(0, CLASSES, (count,), generator=generator).to(device)
-    steps = 5 if device.type == "cuda" else 1  # between two waits for the device
+    steps = 5 if device.type == "cuda" else 1  # steps between two waits for the device
     seconds: dict[Loss, list[float]] = {loss: [] for loss in recipe.losses}
     for turn in range(-3, recipe.turns):  # three to warm up
         for loss in recipe.losses[:: 1 if turn % 2 else -1]:
