@@ -149,7 +149,7 @@ def test_a_slow_contender_sits_out_after_five_runs():
 
     plan = bench.Plan((), least=8, most=8, seconds=1.0)
     taken = Clock("cpu").take_turns({"slow": lambda: 0.5, "fast": lambda: 0.01}, plan)
-    assert {label: len(runs) for label, runs in taken.items()} == {"slow": bench.FEW, "fast": 8}
+    assert {label: len(runs) for label, runs in taken.items()} == {"slow": bench.MIN_RUNS, "fast": 8}
 
 
 def test_memory_has_a_column_and_a_panel_where_it_is_measured(written):

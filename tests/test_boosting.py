@@ -305,7 +305,7 @@ BAD = {
     ),
     "transposed": ({"scores": LOGITS.T}, ValueError, r"shape \(4, 6\) for 4 labels, got \(6, 4\)"),
     "binary": ({"num_class": 2, "scores": LOGITS[:, :2]}, ValueError, r"shape \(4,\) .* give no num_class to"),
-    "weights": ({"weight": np.ones(3)}, ValueError, r"one for each of the 4 labels, got shape \(3,\)"),
+    "weights": ({"weight": np.ones(3)}, ValueError, r"one weight for each of the 4 labels, got shape \(3,\)"),
     "negative weight": ({"weight": [1, 1, 1, -0.5]}, ValueError, "finite numbers >= 0, got values from -0.5 to 1"),
     "nan weight": ({"weight": [1, 1, 1, math.nan]}, ValueError, "finite numbers >= 0, got values from nan to nan"),
     "infinite weight": ({"weight": [1, 1, 1, math.inf]}, ValueError, "numbers >= 0, got values from 1 to inf"),

@@ -483,5 +483,5 @@ def test_ctrl_c_says_where_the_rows_are(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "run", interrupted)
     result = invoke(*TINY_OPTIONS, "--out", tmp_path)
     assert result.exit_code == 130
-    assert f"stopped; the same command goes on with what is there ({tmp_path})" in result.stderr
+    assert f"stopped; run the same command to continue ({tmp_path})" in result.stderr
     assert "Traceback" not in result.output

@@ -137,7 +137,7 @@ def test_a_gzip_bomb_is_read_no_further_than_its_header_says(tmp_path):
 def test_too_few_images_get_one_line(mnist, monkeypatch):
     folder, _ = mnist
     change_dataset(monkeypatch, "mnist", validation_rows=5_000)
-    with pytest.raises(DataError, match="mnist: of 40 rows 5000 cannot be set aside with their share") as error:
+    with pytest.raises(DataError, match="mnist: cannot set 5000 of 40 rows aside with their share") as error:
         datasets.load("mnist", 0, folder)
     assert one_line(error)
     for name, array in (("images-idx3", np.zeros((0, 28, 28), np.uint8)), ("labels-idx1", np.zeros(0, np.uint8))):
@@ -390,7 +390,7 @@ def test_bytes_that_are_unpacked_again_and_again_are_counted(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda raw: raw[:124] + b"-0000001000\0" + raw[136:], "it is no tar archive"),  # would be read for ever
+        (lambda raw: raw[:124] + b"-0000001000\0" + raw[136:], "it is not a tar archive"),  # would be read for ever
         (lambda raw: raw[:124] + b"77777777777\0" + raw[136:], "it has no cifar-100-python/train"),
         (lambda raw: raw[:1600], "no newline found"),
         (lambda raw: bytes(len(raw)), "it has no cifar-100-python/train"),

@@ -286,15 +286,13 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "accuracy", accuracy)
     done = invoke(folder, stopped, "--seeds", 1)
     assert done.exit_code == 130
-    assert (
-        done.stderr == f"bitempered: stopped; the same command with --resume goes on with what is there ({stopped})\n"
-    )
+    assert done.stderr == f"bitempered: stopped; run the same command with --resume to continue ({stopped})\n"
     (checkpoint,) = stopped.glob("bi-tempered-seed0-*.checkpoint")
     assert len(read_rows(stopped / "table2.jsonl")) == 1
 
     refused = invoke(folder, stopped)
     assert refused.exit_code == 1
-    assert refused.stderr == f"bitempered: a run was stopped: go on with it with --resume, or delete {checkpoint}\n"
+    assert refused.stderr == f"bitempered: a run was stopped: continue it with --resume, or delete {checkpoint}\n"
 
     monkeypatch.setattr(Run, "accuracy", real)
     monkeypatch.setattr(imagenet.Learner, "update", update)

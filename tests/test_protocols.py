@@ -548,6 +548,6 @@ def test_a_protocol_from_the_command_line(small, tmp_path, monkeypatch):
     (out / "protocol-a-0.checkpoint").touch()
     refused = CliRunner().invoke(cli.app, command)
     assert refused.exit_code == 1
-    assert "a run was stopped: go on with it with --resume" in refused.stderr
+    assert "a run was stopped: continue it with --resume" in refused.stderr
     assert CliRunner().invoke(cli.app, [*command, "--resume"]).exit_code == 0
     assert read_rows(out / "protocol-a.jsonl") == rows

@@ -287,12 +287,10 @@ def test_a_stopped_table_goes_on_only_when_told_to(mnist, small, tmp_path, monke
     monkeypatch.setattr(cells, "train", stopped)
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 130
-    assert "--resume goes on with what is there" in done.stderr
+    assert "with --resume to continue" in done.stderr
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 1
-    assert re.search(
-        r"a run was stopped: go on with it with --resume, or delete .*seed0-\w{12}\.checkpoint", done.stderr
-    )
+    assert re.search(r"a run was stopped: continue it with --resume, or delete .*seed0-\w{12}\.checkpoint", done.stderr)
     done = CliRunner().invoke(cli.app, [*command, "--resume"])
     assert done.exit_code == 130  # it went on, and was stopped again
 

@@ -98,7 +98,7 @@ def test_what_no_float32_can_hold_is_refused():
         ("a,kind\n1,x\nred,x\n", "row 2, column 'a': expected a finite number, got 'red'"),
         ("a,kind\nnan,x\n", "expected a finite number, got 'nan'"),
         ("a,kind\n" + "1,x\n" * 9, "column 'kind' must hold at least two classes, got 1"),
-        ("a,kind\n" + "1,x\n" * 9 + "1,y\n", "of 10 rows 2 cannot be set aside with their share"),
+        ("a,kind\n" + "1,x\n" * 9 + "1,y\n", "cannot set 2 of 10 rows aside with their share"),
         ("a,kind\n1,x\0\n", "holds NUL characters"),
         ("a,kind\n" + "1" * 200_000 + ",x\n", "cannot read .*field larger than field limit"),
         ("a,kind\n1e301,x\n", "expected a finite number, got '1e301'"),

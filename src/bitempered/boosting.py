@@ -1,9 +1,9 @@
 """The bi-tempered logistic loss as objective and evaluation metric of XGBoost (>= 2.1) and LightGBM (>= 4).
 
-Importing this needs NumPy alone. What the functions return can be pickled, and serves the native interface and the
-scikit-learn wrapper of its library alike. Both libraries then hand out raw scores, or turn them into probabilities by
-their own softmax: ask for the scores and take `bitempered.numpy.tempered_softmax(scores, t2)`, or for two classes
-`tempered_sigmoid`; examples/xgboost_digits.py and examples/lightgbm_digits.py do.
+Importing this needs only NumPy. The returned callables can be pickled, and work with both the native interface and the
+scikit-learn wrapper of their library. With a custom objective the libraries return raw scores, or probabilities by
+their own softmax: ask for the scores and apply `bitempered.numpy.tempered_softmax(scores, t2)`, or for two classes
+`tempered_sigmoid`, as examples/xgboost_digits.py and examples/lightgbm_digits.py do.
 """
 
 from collections.abc import Callable
@@ -27,27 +27,27 @@ Array = NDArray[np.float64]
 def xgboost_objective(t1: float, t2: float, num_class: int) -> Callable[..., tuple[Array, Array]]:
     """The loss as an objective of XGBoost: `xgb.train(..., obj=)` or `XGBClassifier(objective=)`.
 
-    The gradient is that of `bitempered.numpy.loss_and_grad`. Trees divide it by a second derivative in each score
-    alone, which for this loss may be negative: bounded where t1 < 1, it cannot be convex. In its place stands h, its
-    mean over labels drawn from the model's own y_hat. That is the diagonal of the Gauss-Newton matrix, whose formula
-    is in `bitempered.core.curvature`: never negative, the same for right and wrong labels, and y_hat_i (1 - y_hat_i) at
-    t1 = t2 = 1. For more than two classes it is doubled, as XGBoost's own is because the trees
-    of all classes step at once; and it is at least 1e-16. So (1, 1) makes the trees of `multi:softprob`, or of
-    `binary:logistic`, that start at the same scores.
+    The gradient is that of `bitempered.numpy.loss_and_grad`. Trees divide it by the second derivative in each score,
+    which for this loss may be negative: for t1 < 1 the loss is bounded, so it cannot be convex. We replace it by h, its
+    mean over labels drawn from the model's own y_hat. That is the diagonal of the Gauss-Newton matrix (the formula is
+    in `bitempered.core.curvature`): never negative, the same for right and wrong labels, and y_hat_i (1 - y_hat_i) at
+    t1 = t2 = 1. For more than two classes h is doubled, as in XGBoost, because the trees of all classes step at once.
+    It is at least 1e-16. So (1, 1) grows the same trees as `multi:softprob`, or `binary:logistic`, from the same
+    starting scores.
 
-    Sums of h are what `lambda` and `min_child_weight` are compared with, and at the first round h is
-    K^(1 + t1 - 2 t2) times that of the logistic loss: scale the two likewise.
+    XGBoost compares `lambda` and `min_child_weight` with sums of h. In the first round h is K^(1 + t1 - 2 t2) times
+    that of the logistic loss: scale the two likewise.
 
     Args:
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
         t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
-        num_class: the number K of classes, labelled 0 to K - 1. For 2 there is one score a per example, the softmax
-            is that of (0, a), and XGBoost is told no num_class; of `xgb.train` ask for base_score=0, since its 0.5
-            would be a score. For more, tell XGBoost the same num_class.
+        num_class: the number K of classes, labelled 0 to K - 1. For 2 each example has one score a, and the softmax is
+            that of (0, a): give XGBoost no num_class, and give `xgb.train` base_score=0, since its default of 0.5
+            would be a score. For more classes, give XGBoost the same num_class.
 
     Returns:
-        A callable that takes (scores, DMatrix) or (labels, scores, sample_weight=None), scores being (n, K), or (n)
-        for two classes, and returns gradient and h in the shape of the scores, both times the weights.
+        A callable that takes (scores, DMatrix) or (labels, scores, sample_weight=None). The scores are (n, K), or (n)
+        for two classes. It returns gradient and h in the shape of the scores, both multiplied by the weights.
 
     >>> gradient, h = xgboost_objective(1.0, 1.0, 3)(np.array([0]), np.zeros((1, 3)))
     >>> gradient.round(4), h.round(4)
@@ -59,12 +59,12 @@ def xgboost_objective(t1: float, t2: float, num_class: int) -> Callable[..., tup
 def lightgbm_objective(t1: float, t2: float, num_class: int) -> Callable[..., tuple[Array, Array]]:
     """The loss as an objective of LightGBM: `lgb.train({"objective": ...})` or `LGBMClassifier(objective=)`.
 
-    As `xgboost_objective`, but that for more than two classes h is multiplied by K / (K - 1), as LightGBM does: (1, 1)
-    makes the trees of `multiclass`, or of `binary`, with boost_from_average=False. LightGBM starts a custom objective
+    As `xgboost_objective`, except that for more than two classes h is multiplied by K / (K - 1), as in LightGBM: (1, 1)
+    grows the trees of `multiclass`, or `binary`, with boost_from_average=False. LightGBM starts a custom objective
     at scores of 0, or at `init_score`. The parameters to scale are `lambda_l2` and `min_sum_hessian_in_leaf`.
 
     Returns:
-        A callable that takes (scores, Dataset) or (labels, scores, weight=None), and otherwise is that of XGBoost.
+        A callable that takes (scores, Dataset) or (labels, scores, weight=None); otherwise as for XGBoost.
 
     >>> _, h = lightgbm_objective(1.0, 1.0, 3)(np.array([0]), np.zeros((1, 3)))
     >>> h.round(4)
@@ -76,11 +76,11 @@ def lightgbm_objective(t1: float, t2: float, num_class: int) -> Callable[..., tu
 def xgboost_metric(t1: float, t2: float, num_class: int) -> Callable[..., Any]:
     """The mean loss as a metric of XGBoost: `xgb.train(..., custom_metric=)` or `XGBClassifier(eval_metric=)`.
 
-    For use with `xgboost_objective`: under a built-in objective XGBoost hands over probabilities instead of scores.
+    Use it with `xgboost_objective`: under a built-in objective XGBoost passes probabilities instead of scores.
 
     Returns:
-        A callable that takes (scores, DMatrix) and returns a name and the mean, weighted where there are weights; or
-        takes (labels, scores, sample_weight=None) and returns the mean alone, as each interface wants it.
+        A callable that takes (scores, DMatrix) and returns a name and the (weighted) mean, for the native interface; or
+        takes (labels, scores, sample_weight=None) and returns only the mean, for scikit-learn's.
 
     >>> round(xgboost_metric(1.0, 1.0, 3)(np.array([0]), np.zeros((1, 3))), 4)
     1.0986
@@ -91,24 +91,24 @@ def xgboost_metric(t1: float, t2: float, num_class: int) -> Callable[..., Any]:
 def lightgbm_metric(t1: float, t2: float, num_class: int) -> Callable[..., tuple[str, float, bool]]:
     """The mean loss as a metric of LightGBM: `lgb.train(..., feval=)` or `LGBMClassifier().fit(eval_metric=)`.
 
-    For use with `lightgbm_objective`: under a built-in objective LightGBM hands over probabilities instead of scores.
-    Give LGBMClassifier `metric="None"` as well. Without it LightGBM adds its own log-loss, which takes our scores for
-    probabilities, and early stopping listens to that number too.
+    Use it with `lightgbm_objective`: under a built-in objective LightGBM passes probabilities instead of scores.
+    Give LGBMClassifier `metric="None"` as well. Without it LightGBM adds its own log-loss, which mistakes our scores
+    for probabilities, and early stopping uses that number too.
 
     Returns:
-        A callable that takes (scores, Dataset) or (labels, scores, weight=None) and returns a name, the mean, weighted
-        where there are weights, and False: less is better.
+        A callable that takes (scores, Dataset) or (labels, scores, weight=None) and returns a name, the (weighted)
+        mean, and False: lower is better.
     """
     return _LightGBMMetric(t1, t2, num_class)
 
 
 NAME = "bi_tempered_loss"  # of the metric, in the libraries' logs
-FLOOR = 1e-16  # XGBoost's own, of binary:logistic: gradients are at most 2, so that no leaf overflows float32
+FLOOR = 1e-16  # XGBoost's own, for binary:logistic: gradients are at most 2, so no leaf overflows float32
 
 
 @dataclass(frozen=True)
 class _Loss:
-    """What objectives and metrics share. No closures: scikit-learn's tools clone and pickle estimators."""
+    """The base of objectives and metrics: not closures, since scikit-learn clones and pickles estimators."""
 
     t1: float
     t2: float
@@ -116,7 +116,7 @@ class _Loss:
 
     def __post_init__(self) -> None:
         for name, t in zip(("t1", "t2"), check_temperatures(self.t1, self.t2), strict=True):
-            object.__setattr__(self, name, t)  # a Python float, whatever kind of number came
+            object.__setattr__(self, name, t)  # a Python float, whatever number was given
         if not (isinstance(self.num_class, Integral) and self.num_class >= 2):
             raise ValueError(f"num_class must be an integer >= 2, got {self.num_class!r}")
 
@@ -127,7 +127,7 @@ class _Loss:
         else:
             labels, scores = first, second
         if labels is None or np.size(labels) == 0:
-            raise ValueError("there are no labels: give them to the DMatrix or Dataset, as label=")
+            raise ValueError("there are no labels: pass label= to the DMatrix or Dataset")
         labels, a = np.asarray(labels), np.asarray(scores, dtype=np.float64)
         n, classes = len(labels), self.num_class
         shape, told = ((n,), "no num_class") if classes == 2 else ((n, classes), "the same num_class")
@@ -145,21 +145,21 @@ class _Loss:
             a = np.stack((np.zeros(n), a), axis=1)
         w = np.ones(n) if weight is None or np.size(weight) == 0 else np.asarray(weight, dtype=np.float64)
         if w.shape != (n,):
-            raise ValueError(f"weights must be one for each of the {n} labels, got shape {w.shape}")
-        if not ((w >= 0) & (w < np.inf)).all():  # h has their sign
+            raise ValueError(f"there must be one weight for each of the {n} labels, got shape {w.shape}")
+        if not ((w >= 0) & (w < np.inf)).all():  # h would take their sign
             raise ValueError(f"weights must be finite numbers >= 0, got values from {w.min():g} to {w.max():g}")
         return a, labels.astype(np.int64), w
 
     def _mean(self, first: Any, second: Any, weight: ArrayLike | None) -> float:
         a, labels, w = self._examples(first, second, weight)
         if not w.any():
-            raise ValueError(f"the weights of all {len(w)} examples are 0, so that their loss has no mean")
+            raise ValueError(f"the weights of all {len(w)} examples are 0, so their loss has no mean")
         return float(np.average(bi_tempered_logistic_loss(a, labels, self.t1, self.t2), weights=w))
 
 
 @dataclass(frozen=True)
 class _Objective(_Loss):
-    doubled: bool  # XGBoost's way with h for more than two classes; LightGBM's is K / (K - 1)
+    doubled: bool  # for more than two classes XGBoost doubles h; LightGBM multiplies it by K / (K - 1)
 
     def __call__(self, first: Any, second: Any, sample_weight: ArrayLike | None = None) -> tuple[Array, Array]:
         a, labels, w = self._examples(first, second, sample_weight)
@@ -172,7 +172,7 @@ class _Objective(_Loss):
 
 @dataclass(frozen=True)
 class _XGBoostMetric(_Loss):
-    __name__ = NAME  # the scikit-learn wrapper asks for it
+    __name__ = NAME  # the scikit-learn wrapper reads it
 
     def __call__(self, first: Any, second: Any, sample_weight: ArrayLike | None = None) -> float | tuple[str, float]:
         mean = self._mean(first, second, sample_weight)

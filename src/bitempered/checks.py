@@ -1,4 +1,4 @@
-"""What every adapter asks of its arguments before any work: the numbers, and the shapes and dtypes of arrays."""
+"""Validation that the adapters share: numbers, and the shapes and dtypes of arrays."""
 
 import math
 from numbers import Real
@@ -42,7 +42,7 @@ def check_floating(x: Array, name: str) -> None:
 
 
 def check_logits(logits: Array, axis: int) -> int:
-    """The class axis, counted from the front."""
+    """Validate logits; return the class axis, counted from the front."""
     check_floating(logits, "logits")
     if logits.ndim and not -logits.ndim <= axis < logits.ndim:
         raise ValueError(f"axis must be in [{-logits.ndim}, {logits.ndim - 1}] for this shape, got {axis}")

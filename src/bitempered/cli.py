@@ -90,8 +90,8 @@ def compare(
 ) -> None:
     """Train losses on noisy labels, by default the logistic and the bi-tempered one, and compare them.
 
-    Writes compare.jsonl (one row per run), curves.jsonl (one per epoch), compare.md, compare.csv and compare.png. The
-    same command again goes on where it was stopped, and does not repeat runs that are in compare.jsonl.
+    Writes compare.jsonl (one row per run), curves.jsonl (one per epoch), compare.md, compare.csv and compare.png. If
+    stopped, the same command continues, and does not repeat runs that are in compare.jsonl.
     """
     try:
         from rich.console import Console
@@ -134,33 +134,33 @@ def reproduce(
         str | None,
         typer.Option(
             help="For cifar100 in table1 and figure3: resnet56 or resnet56-wide, 4 times as wide; for table2: resnet18 "
-            "or resnet50. Without it, the first."
+            "or resnet50. The first is the default."
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="For a laptop: a small table, which shows no effect; figure2 of one seed.")
+        bool, typer.Option("--quick", help="For a laptop: a small table, which shows no effect; figure2 with one seed.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
     seeds: Annotated[
-        int | None, typer.Option(help="Runs for each cell or panel; without it, as many as its recipe has.")
+        int | None, typer.Option(help="Runs for each cell or panel; without it, the recipe's number.")
     ] = None,
     data_dir: Annotated[Path | None, DATA_DIR] = None,
     device: Annotated[str | None, DEVICE] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for what is made; without it, one in results, such as results/figure2.")
+        Path | None, typer.Option(help="Folder for the results; without it, one in results, such as results/figure2.")
     ] = None,
 ) -> None:
-    """Draw a figure or make a table of the paper.
+    """Reproduce a figure or table of the paper.
 
     figure1: log_t, exp_t, and the loss of two classes for several temperatures.
 
     figure2: a small net on noisy labels in the plane; under a minute on a CPU.
 
-    table1: both losses on MNIST or CIFAR-100 at several noise levels, settings searched first; half an hour on a GPU.
+    table1: both losses on MNIST or CIFAR-100 at several noise levels, after a search; half an hour on a GPU.
 
     figure3: accuracy by epoch in the runs of table1.
 
-    table2: both losses on ImageNet, and what the loss adds to a step; needs torchvision, and a GPU for days.
+    table2: both losses on ImageNet, and the time the loss adds to a step; needs torchvision, and a GPU for days.
 
     protocol-a, protocol-b: losses on CIFAR-100 with symmetric noise or human labels, as papers on noisy labels compare
     them; needs a GPU, an hour of an H200 or less.
@@ -186,8 +186,8 @@ def reproduce(
     out = out or Path("results") / plan.name
     if "resume" in takes:
         check_stopped(out, resume)
-    goes_on = "the same command with --resume goes on with what is there"
-    with clear_errors(out, goes_on if "resume" in takes else "nothing was written"), progress_bar() as progress:
+    stopped = "run the same command with --resume to continue" if "resume" in takes else "nothing was written"
+    with clear_errors(out, stopped), progress_bar() as progress:
         table = plan.make(out, progress)
     if table is not None:
         Console().print(table)
@@ -200,16 +200,16 @@ def report(
         str | None,
         typer.Argument(
             help="A folder of rows, by its path or its name in results, such as table1-mnist; or compare, figure2, "
-            "figure3, table1, table2, protocol-a or protocol-b: every folder in results that has one."
+            "figure3, table1, table2, protocol-a or protocol-b, for every folder in results that has its rows."
         ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to, a subfolder for each; without it, beside the rows.")
     ] = None,
 ) -> None:
-    """Make tables and figures again from the rows of earlier runs: nothing is trained, no data is needed.
+    """Render tables and figures again from the rows of earlier runs, without training or data.
 
-    Without an argument, all of every folder in results. Figure 2's picture is not in its rows: reproduce it.
+    Without an argument, render every folder in results. Figure 2's picture is not in its rows: reproduce it.
     """
     try:
         from bitempered.experiments import report as reports
@@ -250,7 +250,7 @@ def bench(
 ) -> None:
     """Time the loss beside cross-entropy and other implementations; takes minutes on an idle machine.
 
-    Writes cpu.jsonl, cpu.md and cpu.png, or gpu.*, as they come. Liger-Kernel and entmax take part where installed.
+    Writes cpu.jsonl, cpu.md and cpu.png, or gpu.*, case by case. Liger-Kernel and entmax take part if installed.
     """
     try:
         from bitempered.experiments import bench
@@ -260,7 +260,7 @@ def bench(
     device = choose_device(device)
     plan = bench.quick(bench.PLANS[device]) if quick else bench.PLANS[device]
     out = out or Path("results/bench-quick" if quick else "benchmarks")
-    with clear_errors(out, "what was measured is there"):
+    with clear_errors(out, "the cases measured so far are kept"):
         out.mkdir(parents=True, exist_ok=True)
         rows = bench.run(plan, device, out, lambda text: print(text, flush=True))
     name = "gpu" if device == "cuda" else "cpu"
@@ -284,7 +284,7 @@ def in_words(options: Iterable[str]) -> str:
 def check_stopped(out: Path, resume: bool) -> None:
     unfinished = sorted(out.glob("**/*.checkpoint"))
     if unfinished and not resume:
-        fail(f"a run was stopped: go on with it with --resume, or delete {', '.join(map(str, unfinished))}", 1)
+        fail(f"a run was stopped: continue it with --resume, or delete {', '.join(map(str, unfinished))}", 1)
 
 
 def choose_device(device: str | None) -> str:
@@ -299,8 +299,8 @@ def choose_device(device: str | None) -> str:
 
 
 @contextmanager
-def clear_errors(out: Path, stopped: str = "the same command goes on with what is there") -> Iterator[None]:
-    """Print one line for whatever goes wrong with a folder of results; `stopped` is what to say after Ctrl-C."""
+def clear_errors(out: Path, stopped: str = "run the same command to continue") -> Iterator[None]:
+    """Print one line for any error with a folder of results, and `stopped` after Ctrl-C."""
     from bitempered.experiments.checkpoints import BadCheckpoint
     from bitempered.experiments.files import BadRows
     from bitempered.experiments.sources import DataError
@@ -327,7 +327,7 @@ def clear_errors(out: Path, stopped: str = "the same command goes on with what i
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar, if there is a terminal: call it with the work done, the total, and what is running."""
+    """Show a progress bar on a terminal; call it with the work done, the total, and what is running."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -344,7 +344,7 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def stop_at_once(number: int, frame: object) -> NoReturn:
-    """Handle Ctrl-C outside of `clear_errors`, where nothing is written, and imports can fail in any way if stopped."""
+    """Handle Ctrl-C outside `clear_errors`: nothing is being written, and an interrupted import can fail in any way."""
     os.write(2, b"bitempered: stopped\n")
     os._exit(130)
 

@@ -9,13 +9,13 @@ Then  y_hat_i = exp_t(a_i - lambda_t(a))  reads
 
     log y_hat_i = -m + log r_i,      log r_i = -psi_s(u_i e^(-s m)),      lambda_t(a) = max(a) + phi_s(m)
 
-Staying with log-probabilities, log1p and expm1 keeps every t exact, those next to 1 included: lambda_t - a is
-never formed, and no power of 0 or of the number of classes is taken.
+Log-probabilities, log1p and expm1 keep the results exact for every t, even next to 1: the code never forms
+lambda_t - a, and takes no power of 0 or of the number of classes.
 
 Every function works on the arrays of any framework. `xp` is a small namespace (`encoding.namespace` makes one) with
 exp, expm1, log, log1p, where and ones_like, and
 
-    sum(x, axis), max(x, axis)      keep the axis; derivatives take max as a constant shift
+    sum(x, axis), max(x, axis)      keep the axis; derivatives treat max as a constant shift
     iterate(step, x, count)         applies step `count` times: step(step(... x))
     eps(x)                          the precision of the dtype of x
 
@@ -30,7 +30,7 @@ Temperature = Any  # a Python number, or an array that broadcasts against the lo
 
 
 class State(NamedTuple):
-    """The tempered softmax of some logits, and what its derivatives are made of."""
+    """The tempered softmax of some logits, and the terms of its derivatives."""
 
     u: Array
     m: Array
@@ -49,7 +49,7 @@ class Target(NamedTuple):
     is_label: bool  # whether q is one-hot
 
 
-# log1p(x) / x and expm1(x) / x as power series: for abs(x) < 1e-3 what is left out is below 1e-18.
+# Power series of log1p(x) / x and expm1(x) / x: for abs(x) < 1e-3 the omitted terms are below 1e-18.
 _LOG1P_SERIES = (1.0, -1 / 2, 1 / 3, -1 / 4, 1 / 5, -1 / 6)
 _EXPM1_SERIES = (1.0, 1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720)
 
@@ -84,7 +84,7 @@ def log_t(x: Array, t: Temperature, *, xp: Any) -> Array:
 def exp_t(x: Array, t: Temperature, *, xp: Any) -> Array:
     """The tempered exponential [1 + (1-t) x]_+^(1/(1-t)), and exp x at t = 1: the inverse of `log_t`.
 
-    Where the bracket is empty it is 0 for t < 1 and infinite for t > 1.
+    Where the bracket is not positive, the value is 0 for t < 1 and infinite for t > 1.
     """
     outside = (1 - t) * x <= -1
     inside = psi(xp.where(outside, 0.0, x), 1 - t, xp=xp)
@@ -99,8 +99,8 @@ def gaps(a: Array, *, axis: int, xp: Any) -> Array:
 def log_ratios(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
     """log r_i = -psi_s(u_i e^(-s m)), and -inf for masked classes and outside a finite support (t < 1).
 
-    For t > 2, e^(-s m) may underflow and s u_i overflow where their product does neither, or only the product
-    overflows: then log1p is the logarithm.
+    For t > 2, e^(-s m) may underflow and s u_i overflow although their product does neither. If only the product
+    overflows, log1p equals the logarithm.
     """
     s = t - 1
     masked = u == math.inf
@@ -119,7 +119,7 @@ def log_ratios(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
 
 
 def solve(a: Array, t: Temperature, *, last: State | None = None, axis: int, xp: Any) -> tuple[Array, Array]:
-    """The gaps u of the logits a, and their `normalizer` m."""
+    """Return the gaps u of the logits a, and their `normalizer` m."""
     u = gaps(a, axis=axis, xp=xp)
     classes, eps = u.shape[axis], xp.eps(u)
     if isinstance(t, (float, int)):
@@ -160,13 +160,13 @@ def newton_step(m: Array, u: Array, t: Temperature, *, axis: int, xp: Any) -> Ar
     rearranged so that Z^s cannot overflow. Z^(-s) is a power mean (t > 1) or a norm (t < 1) of functions linear in
     lambda, so that m climbs monotonically from any lower bound. At t = 1 one step is log-sum-exp.
 
-    Above t = 2, where that may take dozens of steps if logits are huge, it is Newton's method for Z = 1 in w = e^(-m),
+    Above t = 2 that may take dozens of steps for huge logits. There it is Newton's method for Z = 1 in w = e^(-m),
     with dZ/dw = sum r^t: Z is a sum of functions (w^(-s) + s u_i)^(-1/s), concave in w, so that m descends
     monotonically from any upper bound.
     """
     s = t - 1
     fixed = isinstance(t, (float, int))
-    # This is the inner loop: `log_ratios` without its care for derivatives, and for what is small where t > 2.
+    # The inner loop: `log_ratios` without its precautions for derivatives, and for small values where t > 2.
     if fixed and 1 <= t <= 2:
         log_r = psi(u * -xp.exp(-s * m), -s, xp=xp)
     elif fixed and t > 2:
@@ -180,7 +180,7 @@ def newton_step(m: Array, u: Array, t: Temperature, *, axis: int, xp: Any) -> Ar
     if fixed and t >= 1:
         r_to_t = xp.exp(t * log_r)
     else:
-        zero = log_r == -math.inf  # which t = 0, or one that underflows, would make NaN
+        zero = log_r == -math.inf  # t * -inf is NaN if t is 0 or underflows
         r_to_t = xp.where(zero, 0.0, xp.exp(t * xp.where(zero, 0.0, log_r)))
     total, total_to_t = xp.sum(xp.exp(log_r), axis=axis), xp.sum(r_to_t, axis=axis)
     log_z = xp.log(total) - m
@@ -194,10 +194,10 @@ def newton_step(m: Array, u: Array, t: Temperature, *, axis: int, xp: Any) -> Ar
 
 
 def start(u: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
-    """The bound on m that `newton_step` goes on from: below, or m <= log K for t > 2.
+    """The bound on m from which `newton_step` starts: a lower bound, or for t > 2 the upper bound log K.
 
-    The one below is Jensen's inequality on sum r: m >= log K - psi_{-s}(mean(u) K^(-s)) where that is defined, and
-    m >= 0.
+    The lower bound is the larger of 0 and, where it is defined, log K - psi_{-s}(mean(u) K^(-s)), which follows from
+    Jensen's inequality on sum r.
     """
     s = t - 1
     masked = u == math.inf
@@ -214,9 +214,9 @@ def start(u: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
 
 
 def newton_steps(t: float, classes: int, eps: float) -> int:
-    """How many steps of `normalizer` reach rounding error, whatever the logits, in a dtype of precision `eps`.
+    """The number of `normalizer` steps that reach rounding error for any logits, in a dtype of precision `eps`.
 
-    Fitted above what an adversarial search over logits can force, for up to 2^18 classes (tests/test_solver.py).
+    The formula exceeds what an adversarial search over logits can force, for up to 2^18 classes (tests/test_solver.py).
     """
     if t == 1:
         return 1
@@ -247,7 +247,7 @@ def state(u: Array, m: Array, t: Temperature, *, axis: int, xp: Any) -> State:
 
 
 def outside(u: Array, m: Array, t: Temperature, *, xp: Any) -> Array:
-    """Which classes lie outside the support. On its edge y_hat is 0 too, but not all derivatives are."""
+    """Whether a class lies outside the support. On its edge y_hat is 0 too, but some derivatives are not."""
     if isinstance(t, (float, int)) and t >= 1:
         return False
     masked = u == math.inf
@@ -281,16 +281,16 @@ def loss(y: Array, log_p: Array, t1: Temperature, *, log_y: Array | None = None,
 
     Per class  y (log_t1 y - log_t1 y_hat) - (y^(2-t1) - y_hat^(2-t1)) / (2 - t1), which with d = log(y / y_hat) is
 
-        y^(2-t1) (phi_{t1-1}(d) - phi_{t1-2}(d))  =  y_hat^(2-t1) (e^d phi_{1-t1}(d) - phi_{2-t1}(d)):
+        y^(2-t1) (phi_{t1-1}(d) - phi_{t1-2}(d))  =  y_hat^(2-t1) (e^d phi_{1-t1}(d) - phi_{2-t1}(d)).
 
-    exact near d = 0, the first free of overflow for d >= 0, the second for d <= 0.
+    Both are exact near d = 0. The first cannot overflow for d >= 0, the second for d <= 0.
     """
     positive = y > 0 if log_y is None else log_y > -math.inf
     log_y = xp.log(xp.where(positive, y, 1.0)) if log_y is None else xp.where(positive, log_y, 0.0)
     d = log_y - log_p
     above, below = xp.where(d < 0, 0.0, d), xp.where(d < 0, d, 0.0)
     y_power, p_power = xp.exp((2 - t1) * log_y), xp.exp((2 - t1) * log_p)
-    y_power = xp.where(y_power < 1e-37, 1e-37, y_power)  # what is not 0 makes the loss of a masked class infinite
+    y_power = xp.where(y_power < 1e-37, 1e-37, y_power)  # not 0, so that the loss of a masked class is infinite
     smaller = (3 - t1 - abs(1 - t1)) / 2  # min(1, 2 - t1): e^d phi_{1-t1}(d) = e^(smaller d) phi_{abs(1-t1)}(d)
     present = y_power * (phi(above, t1 - 1, xp=xp) - phi(above, t1 - 2, xp=xp)) + p_power * (
         xp.exp(smaller * below) * phi(below, abs(1 - t1), xp=xp) - phi(below, 2 - t1, xp=xp)
@@ -333,7 +333,7 @@ def weigh(y: Array, w: Array | None, *, is_label: bool, axis: int, xp: Any) -> T
 
 
 def log_share(target: Target, *, xp: Any) -> Array | None:
-    """log q, as exact as q, and right even where q underflows; None without weights.
+    """log q, as exact as q, and correct even where q underflows; None without weights.
 
     For t1 near 2 the loss of a class with q = 1e-60 is far from that of one with q = 0.
     """
@@ -364,7 +364,7 @@ def weighted_gradient(target: Target, at: State, t1: Temperature, t2: Temperatur
 
 
 def target_gradient(target: Target, log_p: Array, t1: Temperature, *, axis: int, xp: Any) -> Array:
-    """The gradient of `weighted_loss` in z = w y, of which both W = sum z and q = z / W are functions.
+    """The gradient of `weighted_loss` in z = w y, which determines both W = sum z and q = z / W.
 
     Delta(q, y_hat) + g_i - sum_j q_j g_j,      g = log_t1 q - log_t1 y_hat, the gradient of Delta in q
     """

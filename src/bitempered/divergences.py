@@ -1,8 +1,8 @@
 """The tempered convex functions, their divergences and their duals, on arrays of NumPy, torch or JAX.
 
 Every function takes floating-point arrays whose last axis holds the classes, sums over that axis, and returns an array
-of the same kind without it. Entries are >= 0; a negative entry or a NaN gives NaN. What is infinite is returned as
-inf, without a warning.
+of the same kind without it. Entries are >= 0; a negative entry or a NaN gives NaN. Infinite results are inf, without a
+warning.
 
 docs/math.md derives the formulas and tabulates the named special cases.
 """
@@ -31,12 +31,12 @@ Array = Any  # of NumPy, torch or JAX
 
 
 def convex_function(y: Array, t: float) -> Array:
-    """The strictly convex function F_t with the gradient log_t y, and with F_t = 0 and gradient 0 at y = 1.
+    """The strictly convex function F_t with gradient log_t y; F_t and its gradient are 0 at y = 1.
 
         F_t(y) = sum_i  y_i log_t y_i + (1 - y_i^(2-t)) / (2 - t),      sum_i  y_i - 1 - log y_i  at t = 2
 
-    It is the divergence from 1, F_t(y) = Delta_{F_t}(y, 1), and it is computed as that. A zero entry counts 1 / (2 - t)
-    for t < 2 and is infinite from there on.
+    It is computed as the divergence from 1, F_t(y) = Delta_{F_t}(y, 1). A zero entry adds 1 / (2 - t) for t < 2 and
+    makes F_t infinite for t >= 2.
 
     Args:
         y: (..., C), any positive numbers.
@@ -57,7 +57,7 @@ def alternate_convex_function(y: Array, t: float) -> Array:
 
         -1/t sum_i (log_t y_i - y_i + 1),      sum_i  y_i log y_i - y_i + 1  at t = 0
 
-    Not only the divergences: this is F_{t+1} itself, and it is computed as that.
+    The functions agree as well: this is F_{t+1} itself, and is computed as such.
 
     Args:
         y: (..., C), any positive numbers.
@@ -76,8 +76,8 @@ def bregman_divergence(y: Array, y_hat: Array, t: float) -> Array:
         sum_i  y_i (log_t y_i - log_t y_hat_i) - (y_i^(2-t) - y_hat_i^(2-t)) / (2 - t)
 
     0 exactly where y = y_hat, never negative, and continuous in t through 1 (Kullback-Leibler) and 2 (Itakura-Saito).
-    At 0 it takes its limits: with y_i = 0 class i counts y_hat_i^(2-t) / (2 - t) for t < 2; with y_hat_i = 0 it counts
-    y_i^(2-t) / ((1-t) (2-t)) for t < 1; beyond these it is infinite. A class that is 0 in both counts 0.
+    At 0 it takes its limits: if y_i = 0, class i adds y_hat_i^(2-t) / (2 - t) for t < 2; if y_hat_i = 0, it adds
+    y_i^(2-t) / ((1-t) (2-t)) for t < 1; for larger t both are infinite. A class that is 0 in both adds 0.
 
     Args:
         y, y_hat: (..., C), any positive numbers, distributions or not; they broadcast.
@@ -109,11 +109,11 @@ def beta_divergence(y: Array, y_hat: Array, beta: float) -> Array:
 
 
 def tsallis_entropy(y: Array, t: float) -> Array:
-    """The Tsallis entropy, that of Shannon at t = 1.
+    """The Tsallis entropy; Shannon's at t = 1.
 
         sum_i  y_i log_t(1 / y_i)  =  (sum_i y_i^t - 1) / (1 - t)   for distributions
 
-    A zero entry counts 0, also at t = 0, where the entropy of a distribution is the size of its support, less 1.
+    A zero entry adds 0, even at t = 0, where the entropy of a distribution is the size of its support minus 1.
     Its negative has the Bregman divergence t Delta_{F_{2-t}}.
 
     Args:
@@ -138,7 +138,7 @@ def tsallis_divergence(y: Array, y_hat: Array, t: float) -> Array:
 
         -sum_i  y_i log_t(y_hat_i / y_i)  =  sum_i  y_i^t (log_t y_i - log_t y_hat_i)
 
-    With y_i = 0 class i counts 0; with only y_hat_i = 0, y_i / (1 - t) for t < 1 and infinitely much from there on.
+    If y_i = 0, class i adds 0; if only y_hat_i = 0, it adds y_i / (1 - t) for t < 1 and is infinite for t >= 1.
 
     Args:
         y, y_hat: (..., C), distributions; they broadcast.
@@ -161,7 +161,7 @@ def dual(a: Array, t: float) -> Array:
 
         sup_y (y . a - F_t(y))  =  lambda_t(a) + sum_i (y_hat_i^(2-t) - 1) / (2 - t),      log y_hat_i summed at t = 2
 
-    with y_hat = exp_t(a - lambda_t(a)). At t = 1 it is log-sum-exp, less C - 1.
+    with y_hat = exp_t(a - lambda_t(a)). At t = 1 it is log-sum-exp minus (C - 1).
 
     Args:
         a: (..., C), the activations (logits).
@@ -187,7 +187,7 @@ def _bregman(y: Array, y_hat: Array, t: float, xp: Any) -> Array:
 
 
 def _from_two(y: Array, y_hat: Array, t: float, xp: Any) -> Array:
-    """The two forms of `core.loss` in exchanged places: from t = 2 on, y^(2-t) is the larger the smaller y is."""
+    """`core.loss` with its two forms exchanged: for t >= 2, y^(2-t) grows as y shrinks."""
     positive = (y > 0) & (y_hat > 0)
     log_y, log_p = xp.log(xp.where(positive, y, 1.0)), xp.log(xp.where(positive, y_hat, 1.0))
     d = log_y - log_p
@@ -205,14 +205,14 @@ def _log(x: Array, xp: Any) -> Array:
 
 
 def _valid(x: Array, xp: Any) -> Array:
-    """Whether no entry is negative or NaN: everywhere else such an entry would pass for a zero."""
+    """Whether no entry is negative or NaN: the other functions would take such an entry for a zero."""
     return xp.sum(xp.where(x >= 0, 0.0, 1.0), axis=-1) == 0
 
 
 def _namespace(**arrays: Array) -> Any:
-    """The `xp` of these arrays' framework, for `core`, with a `log_softmax(a, t)` along the last axis.
+    """Return the `xp` of these arrays' framework, for `core`, with a `log_softmax(a, t)` along the last axis.
 
-    An array of a framework can only come from a program that has imported it: nothing is imported to find out.
+    Frameworks that are not imported need not be tried: the arrays cannot be theirs.
     """
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     adapter: Any

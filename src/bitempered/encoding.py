@@ -1,4 +1,4 @@
-"""What adapters share: the namespace `xp` that `core` needs, the dtype to compute in, and the encoding of targets."""
+"""Shared by the adapters: the namespace `xp` for `core`, the dtype to compute in, and the encoding of targets."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ Array = Any  # of the framework that `xp` belongs to
 
 
 def namespace(module: Any, **own: Any) -> Any:
-    """The `xp` of a framework: a module with NumPy's names, and its `own` functions where NumPy's do not serve."""
+    """Return the `xp` of a framework: a module with NumPy's names, and its `own` functions where those differ."""
     names = ["exp", "expm1", "log", "log1p", "ones_like", "where"]
     names += ["broadcast_to", "expand_dims", "reshape", "stack", "zeros_like"]
     defaults = {
@@ -30,7 +30,7 @@ def iterate(step: Callable[[Array], Array], x: Array, count: int) -> Array:
 
 
 def widen(x: Array) -> Array:
-    """Floats x in the dtype to compute in: half precision in float32, others in their own."""
+    """Convert half precision to float32; leave other floats as they are."""
     return x if x.dtype.itemsize > 2 else x.astype("float32")
 
 
@@ -45,9 +45,9 @@ def encode_classes(
     kept: Array | None = None,
     xp: Any,
 ) -> tuple[Array, Array | None, bool]:
-    """Class probabilities y and class weights w that broadcast against the logits a, and whether y is one-hot.
+    """Return class probabilities y and class weights w that broadcast against the logits a, and whether y is one-hot.
 
-    The target holds class `indices`, without the class axis, or probabilities. Smoothing is over the classes `kept`.
+    The target holds class `indices`, without the class axis, or probabilities. Smoothing covers the classes `kept`.
     """
     classes, along_axis = a.shape[axis], (-1,) + (1,) * (len(a.shape) - axis - 1)
     is_label = indices and not label_smoothing
@@ -67,7 +67,7 @@ def encode_classes(
 
 
 def encode_binary(a: Array, target: Array, pos_weight: Array | None, *, xp: Any) -> tuple[Array, Array, Array | None]:
-    """Logits (0, a), probabilities (1 - y, y) and weights (1, pos_weight), on a new last axis."""
+    """Return logits (0, a), probabilities (1 - y, y) and weights (1, pos_weight), on a new last axis."""
     y = xp.cast(target, a)
     a, pair = xp.stack((xp.zeros_like(a), a), -1), xp.stack((1 - y, y), -1)
     if pos_weight is None:

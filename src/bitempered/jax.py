@@ -1,15 +1,15 @@
-"""The bi-tempered logistic loss for JAX: unreduced losses in the manners of optax.
+"""The bi-tempered logistic loss for JAX: unreduced losses in the style of optax.
 
-Everything works under jit, vmap, grad, jvp and their compositions, of any order, and on sharded arrays. There is one
-solve per loss, and derivatives are closed forms of its result: nothing is differentiated through the solver.
+Everything works under jit, vmap, grad, jvp and their compositions, of any order, and on sharded arrays. A loss solves
+once, and its derivatives are closed forms of the result: nothing is differentiated through the solver.
 
 A temperature may be a Python number, fixed when the function is traced, or an array, traced like any other: a scalar,
-or one temperature per example (broadcasting against the losses). An array costs more Newton steps, since their number
-then serves every temperature. The functions are not differentiated in their temperatures: trying to raises.
+or one temperature per example (broadcasting against the losses). An array costs more Newton steps, enough for any
+temperature. Differentiating in a temperature raises.
 
-Half precision computes in float32; the result has the dtype of the logits. As usual in JAX values are not checked. What
-a check would have refused gives NaN: class indices out of range, negative probabilities and weights, array temperatures
-outside their range. Class probabilities are not required to sum to 1: y counts as sum(y) times y / sum(y).
+Half precision computes in float32; the result has the dtype of the logits. As usual in JAX, values are not checked.
+Invalid ones give NaN: class indices out of range, negative probabilities and weights, array temperatures outside their
+range. Class probabilities need not sum to 1: y counts as sum(y) times y / sum(y).
 """
 
 import math
@@ -54,7 +54,7 @@ __all__ = [
 xp = namespace(
     jnp,
     max=lambda x, axis: jnp.max(jax.lax.stop_gradient(x), axis=axis, keepdims=True),
-    # A loop of XLA's, which compiles a step once where Python's would write out each.
+    # XLA's loop compiles a step once; Python's would unroll it.
     iterate=lambda step, x, count: jax.lax.fori_loop(0, count, lambda _, x: step(x), x),
 )
 
@@ -159,11 +159,11 @@ def bi_tempered_logistic_loss(
     axis: int = -1,
     where: ArrayLike | None = None,
 ) -> Array:
-    """The robust bi-tempered logistic loss of each example, in the manners of `optax.losses.softmax_cross_entropy`.
+    """The robust bi-tempered logistic loss of each example, in the style of `optax.losses.softmax_cross_entropy`.
 
-        bregman_divergence(y, tempered_softmax(logits, t2), t1)      of bitempered.divergences, which has its formula
+        bregman_divergence(y, tempered_softmax(logits, t2), t1)      see bitempered.divergences for the formula
 
-    It is 0 exactly where the two agree. At t1 = t2 = 1 it is the cross-entropy, less the entropy of the target.
+    It is 0 exactly where the two agree. At t1 = t2 = 1 it is the cross-entropy minus the entropy of the target.
 
     Args:
         logits: any shape with a class axis of length C, in float16, bfloat16, float32 or float64. -inf masks a class.
@@ -172,13 +172,13 @@ def bi_tempered_logistic_loss(
         t1: temperature of the logarithm, 0 <= t1 < 2; an array broadcasts against the losses. Below 1 the loss is
             bounded.
         t2: temperature of the softmax, t2 >= t1; an array broadcasts against the losses. Above 1 its tail is heavy.
-        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W. Of
-            class indices without smoothing only the weights of the targets are looked at.
-        label_smoothing: e in [0, 1] makes y into (1 - e) y + e / C, where C counts the classes that `where` includes.
+        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W. For
+            class indices without smoothing only the weights of the targets matter.
+        label_smoothing: e in [0, 1] turns y into (1 - e) y + e / C, where C counts the classes that `where` includes.
         axis: the class axis.
         where: booleans, as in optax: with as many axes as `logits` they say which classes to include, and the others
-            are masked as by a logit of -inf; without the class axis they say which examples to include. An example
-            of which nothing is included has the loss 0.
+            are masked as by a logit of -inf; without the class axis they say which examples to include. An excluded
+            example, or one without included classes, has loss 0.
 
     Returns:
         The shape of `logits` without the class axis, in the dtype of `logits`.
@@ -200,10 +200,10 @@ def bi_tempered_logistic_loss(
         index = jnp.expand_dims(target, axis)
         y = jnp.where((index >= 0) & (index < a.shape[axis]), y, math.nan)
     if kept is not None:
-        some = jnp.any(kept, axis=axis, keepdims=True)
-        # Where nothing is kept a 0 stands in: the row counts for nothing, and no NaN finds a way into a derivative.
-        a = jnp.where(kept, a, jnp.where(some, -math.inf, 0.0))
-        y = jnp.where(some, y, 0.0)
+        any_kept = jnp.any(kept, axis=axis, keepdims=True)
+        # If a row keeps no class, its logits become 0 (and its weight 0): no NaN can reach a derivative.
+        a = jnp.where(kept, a, jnp.where(any_kept, -math.inf, 0.0))
+        y = jnp.where(any_kept, y, 0.0)
     losses = _loss(a, y, w, *_temperatures(t1, t2, a, axis), axis, is_label)
     return jnp.squeeze(losses, axis).astype(logits.dtype)
 
@@ -248,7 +248,7 @@ def bi_tempered_binary_logistic_loss(
 def log_softmax_and_partition(
     logits: Array, t: ArrayLike, axis: int, where: ArrayLike | None = None
 ) -> tuple[Array, Array]:
-    """Log-probabilities, and lambda_t with the class axis kept at length 1, in the dtype that they are computed in."""
+    """Log-probabilities, and lambda_t with the class axis kept at length 1, in the dtype of the computation."""
     axis = check_logits(logits, axis)
     a = widen(logits)
     kept = _kept(where, logits, axis)
@@ -263,7 +263,7 @@ def log_softmax_and_partition(
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Fixed:
-    """A Python number that stays one under jit and through `jax.custom_jvp`, where core takes its shorter ways."""
+    """A Python number that stays one under jit and `jax.custom_jvp`, so that core takes its shortcuts for numbers."""
 
     value: float
 
@@ -297,7 +297,7 @@ def _where_valid(valid: Array, t: Any) -> Any:
 
 
 def _per_row(t: Any, a: Array, axis: int) -> Any:
-    """An array of temperatures, one per example or for all, as it broadcasts against `a`."""
+    """Reshape an array of temperatures, one for all or one per example, to broadcast against `a`."""
     if isinstance(t, _Fixed) or t.ndim == 0:
         return t
     rows = a.shape[:axis] + a.shape[axis + 1 :]
@@ -324,7 +324,7 @@ def _undifferentiated_jvp(primals: Any, tangents: Any) -> Any:
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _solution(a: Array, t: Any, axis: int) -> tuple[Array, Array]:
-    """m = psi_s(lambda_t(a) - max(a)), its derivatives those for a constant max(a), and lambda_t(a); axes are kept."""
+    """m = psi_s(lambda_t(a) - max(a)), differentiated with max(a) constant, and lambda_t(a); axes are kept."""
     t = _value(t)
     _, m = core.solve(a, t, axis=axis, xp=xp)
     return m, core.log_partition(a, m, t, axis=axis, xp=xp)
@@ -376,10 +376,10 @@ def _log_t(x: Array, t: Any) -> Array:
 @_log_t.defjvp
 def _log_t_jvp(primals: Any, tangents: Any) -> Any:
     x, t = primals
-    return _log_t(x, t), jnp.power(x, -_value(t)) * tangents[0]  # by the chain rule 0 times inf at x = 0
+    return _log_t(x, t), jnp.power(x, -_value(t)) * tangents[0]  # the chain rule gives 0 times inf at x = 0
 
 
-# These two are one program each, also where the caller has no jit: dozens of operations would cost far more.
+# Each of these two is one program even if the caller does not use jit: dozens of operations would cost far more.
 
 
 @partial(jax.jit, static_argnums=2)

@@ -1,14 +1,14 @@
 """The bi-tempered logistic loss for Keras 3, on its TensorFlow, JAX and PyTorch backends: losses for `model.compile`.
 
-The mathematics is `bitempered.core` on `keras.ops`, one code for every backend. Reverse-mode derivatives in the
-logits, the first and the second, are closed forms of one solve; those in `y_true` raise. Keras itself casts both
-arguments to the `dtype` of the loss (here float32 for half precision), masks, weights and reduces; what `y_true` holds
-where Keras masks an example, such as a padding of -1, does not matter. To load a model that was saved with one of these
-losses, import this module first.
+The mathematics is `bitempered.core` on `keras.ops`, the same code for every backend. First and second reverse-mode
+derivatives in the logits are closed forms of one solve; those in `y_true` raise. Keras itself casts both arguments to
+the `dtype` of the loss (here float32 for half precision), masks, weights and reduces. `y_true` may hold anything where
+Keras masks an example, such as a padding of -1. To load a model that was saved with one of these losses, import this
+module first.
 
-Shapes, options and temperatures are always checked; values in eager mode on the CPU. In a compiled step what a check
-would have refused gives NaN: class indices out of range, negative probabilities. Probabilities need not sum to 1
-there: y counts as sum(y) times y / sum(y).
+Shapes, options and temperatures are always checked; values only in eager mode on the CPU. In a compiled step invalid
+values give NaN: class indices out of range, negative probabilities. Probabilities need not sum to 1 there: y counts as
+sum(y) times y / sum(y).
 """
 
 import math
@@ -47,7 +47,7 @@ xp = namespace(
 
 
 class _Loss(keras.losses.Loss):
-    """The options that both losses have."""
+    """The options that both losses share."""
 
     axis = -1
 
@@ -73,11 +73,11 @@ class _Loss(keras.losses.Loss):
 
     @property
     def dtype(self) -> str:
-        """float32 also for half precision: Keras casts class indices to this, and they must stay what they are."""
+        """float32 even for half precision: Keras casts class indices to this, and half precision would round them."""
         return "float64" if super().dtype == "float64" else "float32"
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        mask = getattr(y_pred, "_keras_mask", None)  # where False, Keras takes 0 times the loss: it must not be NaN
+        mask = getattr(y_pred, "_keras_mask", None)  # where False, Keras multiplies the loss by 0: it must not be NaN
         if mask is not None and len(mask.shape) == len(y_pred.shape) - 1:
             y_true = ops.convert_to_tensor(y_true, dtype=self.dtype)
             filler = 0.0  # class 0, or a probability
@@ -95,19 +95,19 @@ class _Loss(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable(package="bitempered")
 class BiTemperedLogisticLoss(_Loss):
-    """The robust bi-tempered logistic loss; takes the place of both categorical cross-entropies of Keras.
+    """The robust bi-tempered logistic loss; replaces both categorical cross-entropies of Keras.
 
-        bregman_divergence(y, tempered_softmax(logits, t2), t1)      of bitempered.divergences, which has its formula
+        bregman_divergence(y, tempered_softmax(logits, t2), t1)      see bitempered.divergences for the formula
 
-    It is 0 exactly where the two agree. At t1 = t2 = 1 it is the cross-entropy, less the entropy of the target.
+    It is 0 exactly where the two agree. At t1 = t2 = 1 it is the cross-entropy minus the entropy of the target.
     Predict with `bitempered.numpy.tempered_softmax(model.predict(x), t2)`, not with softmax.
 
     Args:
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
         t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
-        from_logits: must be True; there is no False for probabilities. `y_pred` are logits, the outputs of a last
-            layer without activation. -inf masks a class.
-        label_smoothing: e in [0, 1] makes y into (1 - e) y + e / C.
+        from_logits: must be True: probabilities are not supported. `y_pred` are logits, the outputs of a last layer
+            without activation. -inf masks a class.
+        label_smoothing: e in [0, 1] turns y into (1 - e) y + e / C.
         axis: the class axis of `y_pred`, of length C.
         reduction, name, dtype: as in `keras.losses.Loss`.
 
@@ -141,7 +141,7 @@ class BiTemperedLogisticLoss(_Loss):
         return {**super().get_config(), "axis": self.axis}
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)  # Keras hands lists on as lists
+        y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)  # Keras passes lists on as lists
         axis, indices = _check_classes(tuple(y_true.shape), tuple(y_pred.shape), self.axis)
         classes, values = y_pred.shape[axis], _values(y_true)
         if indices:
@@ -150,7 +150,7 @@ class BiTemperedLogisticLoss(_Loss):
             y_true = ops.squeeze(y_true, axis) if len(y_true.shape) == len(y_pred.shape) else y_true
             valid = (y_true >= 0) & (y_true < classes) & (y_true == ops.floor(y_true))
         else:
-            # The bar for half precision: Keras has cast away what the dtype was.
+            # The tolerance is that of half precision, since Keras has already cast the target.
             if values is not None and not (np.all(values >= 0) and np.all(abs(values.sum(axis) - 1) <= 1e-2)):
                 raise ValueError(
                     "y_true must hold probabilities in [0, 1] that sum to 1 within 0.01 over the classes,"
@@ -165,19 +165,19 @@ class BiTemperedLogisticLoss(_Loss):
 
 @keras.saving.register_keras_serializable(package="bitempered")
 class BiTemperedBinaryLogisticLoss(_Loss):
-    """`BiTemperedLogisticLoss` of each logit a against 0; takes the place of `keras.losses.BinaryCrossentropy`.
+    """`BiTemperedLogisticLoss` of each logit a against 0; replaces `keras.losses.BinaryCrossentropy`.
 
-    A logit a with target y is the two-class problem with logits (0, a) and probabilities (1 - y, y). As in Keras the
+    A logit a with target y is the two-class problem with logits (0, a) and probabilities (1 - y, y). As in Keras, the
     loss of an example is the mean over its last axis.
 
     Args:
-        t1, t2: as there.
-        from_logits: must be True; there is no False for probabilities. `y_pred` are logits, the outputs of a last
-            layer without activation.
-        label_smoothing: e in [0, 1] makes y into (1 - e) y + e / 2.
+        t1, t2: as in `BiTemperedLogisticLoss`.
+        from_logits: must be True: probabilities are not supported. `y_pred` are logits, the outputs of a last layer
+            without activation.
+        label_smoothing: e in [0, 1] turns y into (1 - e) y + e / 2.
         reduction, name, dtype: as in `keras.losses.Loss`.
 
-    `y_true` holds probabilities of the positive class, shaped like `y_pred`; a last axis of length 1 may be left out.
+    `y_true` holds probabilities of the positive class, shaped like `y_pred`; a last axis of length 1 may be omitted.
 
     >>> loss = BiTemperedBinaryLogisticLoss(t1=0.5, t2=2.0, reduction=None)
     >>> [round(float(x), 4) for x in loss(y_true=[[0.0], [0.0]], y_pred=[[-8.0], [8.0]])]
@@ -221,7 +221,7 @@ def _losses(a: Tensor, y: Tensor, t1: float, t2: float, axis: int, is_label: boo
 
 
 def _with_gradient(gradient: Callable[..., Tensor], value: Tensor, x: Tensor, *constants: Tensor) -> Tensor:
-    """`value`, for the backend so far a constant, as a function of x.
+    """Return `value`, a constant to the backend, as a function of x.
 
     Its gradient is `gradient(upstream, value, x, *constants)`, which the backend can differentiate in x.
     """
@@ -239,9 +239,9 @@ def _with_gradient(gradient: Callable[..., Tensor], value: Tensor, x: Tensor, *c
 
 
 def _tied(m: Tensor, a: Tensor, t: float, axis: int) -> Tensor:
-    """The solution m of a solve as the function of a that it is: its gradient is `core.normalizer_gradient`.
+    """Return the solution m as a function of the logits a, with the gradient `core.normalizer_gradient`.
 
-    The rule ties its own m in turn, for a second derivative without a second solve.
+    The rule ties its own m too, for a second derivative without a second solve.
     """
 
     def gradient(upstream: Tensor, m: Tensor, a: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ def _constant(y_true: Tensor) -> Tensor:
 
 
 def _check_classes(target: tuple[Any, ...], logits: tuple[Any, ...], axis: int) -> tuple[int, bool]:
-    """The class axis, counted from the front, and whether the target holds class indices."""
+    """Validate shapes; return the class axis, counted from the front, and whether the target holds class indices."""
     axis = check_logits(SimpleNamespace(shape=logits, ndim=len(logits), dtype=np.dtype(np.float32)), axis)
     before, classes, after = logits[:axis], logits[axis], logits[axis + 1 :]
     if classes is None:
@@ -286,7 +286,7 @@ def _agree(shape: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 
 def _values(x: Tensor) -> Any:
-    """x as a NumPy array, or None where PyTorch, TensorFlow or JAX refuse: traced values, those on a CUDA device."""
+    """Return x as a NumPy array, or None if the backend refuses: x is traced, or on a CUDA device."""
     if keras.backend.backend() == "torch":
         import torch
 

@@ -1,8 +1,7 @@
-"""Label noise: corrupt known labels in a known way, to measure what a loss makes of them.
+"""Label noise: corrupt known labels in a known way, to measure how a loss copes with it.
 
-Each model takes labels and a rate and returns new labels; how many of them it touches is exact, never
-itself random, so that two draws differ in which labels are wrong but not in how many. What the rate is
-a fraction of, each model says.
+Each model takes labels and a rate and returns new labels. The number of labels it touches is exact, not random:
+two draws differ in which labels are wrong, not in how many. Each model says what its rate is a fraction of.
 """
 
 import io
@@ -21,9 +20,9 @@ def symmetric(
 ) -> np.ndarray:
     """Give a fraction `rate` of the labels another class, chosen uniformly among the others.
 
-    Exactly `round(rate * n)` labels change. With `including_self` the class is drawn among all of them
-    instead, as part of the literature does: exactly `round(rate * n)` labels are drawn anew, and a drawn
-    label stays what it was with probability 1 / num_classes.
+    Exactly `round(rate * n)` labels change. With `including_self` the new class is drawn from all classes, as in part
+    of the literature: exactly `round(rate * n)` labels are redrawn, each keeping its class with probability
+    1 / num_classes.
 
     Shapes: `labels` is `(n,)`, integers in `[0, num_classes)`; the result is a new array of its
     shape and dtype.
@@ -38,10 +37,10 @@ def symmetric(
 
 
 def asymmetric(labels: np.ndarray, rate: float, *, rng: np.random.Generator, mapping: Mapping[int, int]) -> np.ndarray:
-    """Turn classes into those that people mistake them for, such as `{9: 1, 2: 0, 4: 7, 3: 5, 5: 3}`.
+    """Replace classes by those that people mistake them for, such as `{9: 1, 2: 0, 4: 7, 3: 5, 5: 3}`.
 
-    The rate is a fraction of the labels whose class `mapping` sends to another one: exactly
-    `round(rate * m)` of those m labels change, all others stay.
+    The rate is a fraction of the m labels whose class `mapping` sends to another one: exactly
+    `round(rate * m)` of them change.
 
     Shapes: as `symmetric`.
 
@@ -64,7 +63,7 @@ def asymmetric(labels: np.ndarray, rate: float, *, rng: np.random.Generator, map
 
 
 def pair_flip(labels: np.ndarray, rate: float, *, rng: np.random.Generator, num_classes: int) -> np.ndarray:
-    """Move a fraction `rate` of the labels to the next class, the last one's to class 0.
+    """Move a fraction `rate` of the labels to the next class, from the last to class 0.
 
     Exactly `round(rate * n)` labels change.
 
@@ -90,7 +89,7 @@ def small_margin(
     """Give another class to labels of examples near the noise-free boundary.
 
     Exactly `round(rate * n)` labels change, drawn from the `round(pool * n)` examples with the smallest
-    `|margin|`; by default the pool is no larger than it must be, and the nearest examples are all wrong.
+    `|margin|`. By default the pool is as small as possible, so the nearest examples are all wrong.
 
     Shapes: as `symmetric`; `margin` is `(n,)`, the examples' distances from the boundary, of either sign.
 
@@ -126,9 +125,8 @@ def large_margin(
 def from_file(labels: np.ndarray, path: str | Path, *, num_classes: int | None = None) -> np.ndarray:
     """Replace clean labels by those that people gave, from an .npz file such as CIFAR-100N's.
 
-    The file holds two arrays, `noisy_label` and `clean_label`; the rate is whatever it is. Its clean
-    labels must be the given ones: that is how a file in another order is found out. Nothing in the file
-    is executed.
+    The file holds two arrays, `noisy_label` and `clean_label`, and determines the rate. Its clean labels must equal
+    `labels`, so a file in another order is rejected. Nothing in the file is executed.
 
     Shapes: `labels` is `(n,)`, integers; the result is a new array of its shape and dtype. Both hold classes below
     `num_classes`, which without it is one more than the largest clean label.
@@ -144,7 +142,7 @@ def from_file(labels: np.ndarray, path: str | Path, *, num_classes: int | None =
             raise ValueError(f"{path} must hold the arrays noisy_label and clean_label: {error.args[0]}") from None
         except Exception:
             # A damaged archive can raise nearly anything, and an array of objects is a pickle.
-            raise ValueError(f"{path} is not an .npz file of plain arrays, or a damaged one") from None
+            raise ValueError(f"{path} is not an .npz file of plain arrays, or is damaged") from None
     if noisy.shape != labels.shape or not np.issubdtype(noisy.dtype, np.integer):
         raise ValueError(
             f"{path}: noisy_label must be integers of shape {labels.shape} as the labels, "
@@ -159,9 +157,9 @@ def from_file(labels: np.ndarray, path: str | Path, *, num_classes: int | None =
 
 
 def read_array(archive: zipfile.ZipFile, name: str, labels: int) -> np.ndarray:
-    """Read an array of an .npz file that can be so many labels, without its pickles."""
+    """Read an array of an .npz file, without pickles, if it is small enough for that many labels."""
     info = archive.getinfo(f"{name}.npy")
-    if info.file_size > 8 * labels + 2**16:  # beyond which zipfile does not read, whatever is packed there
+    if info.file_size > 8 * labels + 2**16:  # zipfile reads no more than this size, whatever is packed there
         raise ValueError("far more than the labels")
     return np.lib.format.read_array(io.BytesIO(archive.read(info)), allow_pickle=False)
 

@@ -131,9 +131,9 @@ def bi_tempered_logistic_loss(
 ) -> Array:
     """The robust bi-tempered logistic loss of each example.
 
-        bregman_divergence(y, tempered_softmax(logits, t2), t1)      of bitempered.divergences, which has its formula
+        bregman_divergence(y, tempered_softmax(logits, t2), t1)      see bitempered.divergences for the formula
 
-    It is 0 exactly where the two agree. At t1 = t2 = 1 it is the cross-entropy, less the entropy of the target.
+    It is 0 exactly where the two agree. At t1 = t2 = 1 it is the cross-entropy minus the entropy of the target.
 
     Args:
         logits: any shape with a class axis of length C, in float16, float32 or float64. -inf masks a class.
@@ -141,9 +141,9 @@ def bi_tempered_logistic_loss(
             in a floating dtype, shaped like `logits`.
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
         t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
-        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W. Of
-            class indices without smoothing only the weights of the targets are looked at.
-        label_smoothing: e in [0, 1] makes y into (1 - e) y + e / C.
+        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W. For
+            class indices without smoothing only the weights of the targets matter.
+        label_smoothing: e in [0, 1] turns y into (1 - e) y + e / C.
         axis: the class axis.
 
     Returns:
@@ -169,8 +169,8 @@ def loss_and_grad(
 ) -> tuple[Array, Array]:
     """`bi_tempered_logistic_loss` and its gradient in the logits from one solve, for hand-written optimisers.
 
-    Each example's loss depends on its own logits alone: the gradient has the shape of `logits`, and each of its rows
-    is the gradient of that row's loss. For a mean over N examples divide both by N.
+    The gradient has the shape of `logits`; each of its rows is the gradient of that row's loss. For a mean over N
+    examples divide both by N.
 
     >>> losses, gradient = loss_and_grad([[2.0, 0.0]], [1], t1=1.0, t2=1.0)
     >>> losses.round(4), gradient.round(4)
@@ -221,7 +221,7 @@ def bi_tempered_binary_logistic_loss(
 
 
 def log_softmax_and_partition(logits: Array, t: float, axis: int) -> tuple[Array, Array]:
-    """Log-probabilities, and lambda_t with the class axis kept at length 1, in the dtype that they are computed in."""
+    """Log-probabilities, and lambda_t with the class axis kept at length 1, in the dtype of the computation."""
     t = check_temperature(t, "t")
     axis = check_logits(logits, axis)
     with _quiet():
@@ -265,7 +265,7 @@ def _loss(
 def _weighted_loss(
     a: Array, target: core.Target, t1: float, t2: float, axis: int, with_gradient: bool = False
 ) -> tuple[Array, Array]:
-    """The loss of each example, and its gradient in the logits, empty unless asked for."""
+    """Return the loss of each example and its gradient in the logits, which is empty unless `with_gradient`."""
     u, m = core.solve(a, t2, axis=axis, xp=xp)
     if not with_gradient:
         losses = core.weighted_loss(target, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp)
@@ -276,7 +276,7 @@ def _weighted_loss(
 
 
 def _quiet() -> np.errstate:
-    # inf and NaN are answers here (masked classes, overflow, bad logits), and exp may underflow: nothing to warn of.
+    # inf and NaN are valid results here (masked classes, overflow, bad logits), and exp may underflow: do not warn.
     return np.errstate(all="ignore")
 
 

@@ -1,4 +1,4 @@
-"""The paper's own ways to the normaliser lambda_t, as references to compare with: nothing in the package uses them."""
+"""The paper's own algorithms for the normaliser lambda_t, for comparison only: nothing in the package uses them."""
 
 from typing import Any
 

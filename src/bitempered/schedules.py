@@ -22,8 +22,8 @@ SHAPES: dict[str, Callable[[float], float]] = {
 def anneal(start: Pair, end: Pair, *, begin: float, finish: float, shape: str = "linear") -> Callable[[float], Pair]:
     """Return a function from a step (or an epoch) to (t1, t2): `start` up to `begin`, `end` from `finish` on.
 
-    Between the two steps both temperatures move together, along a line or (`shape="cosine"`) along half a cosine,
-    which starts and ends slowly. Count steps or epochs as you like: `begin` and `finish` are in the same unit.
+    In between, both temperatures move together, along a line or (`shape="cosine"`) along half a cosine, which starts
+    and ends slowly. Any unit of time will do, if `begin` and `finish` use the same.
     """
     (t1_start, t2_start), (t1_end, t2_end) = check_temperatures(*start), check_temperatures(*end)
     begin, finish = check_number(begin, "begin"), check_number(finish, "finish")

@@ -34,10 +34,10 @@ Array = NDArray[Any]
 
 
 class _TemperedClassifier(ClassifierMixin, BaseEstimator):
-    """Examples in, predictions out. Two classes have one logit: that of classes_[1], against 0."""
+    """The base of both classifiers. Two classes have one logit: that of classes_[1], against 0."""
 
     def _examples(self, X: Any, y: Any, sample_weight: Any, dtype: Any) -> tuple[Any, Array, Array]:
-        """X, class indices and weights, without the examples of weight 0. Sets `classes_`."""
+        """Return X, class indices and weights, without the examples of weight 0. Sets `classes_`."""
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=dtype)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
@@ -56,7 +56,7 @@ class _TemperedClassifier(ClassifierMixin, BaseEstimator):
         raise NotImplementedError
 
     def decision_function(self, X: Any) -> Array:
-        """The logits: (n, K), or (n) for two classes, where positive ones speak for classes_[1]."""
+        """The logits: (n, K), or (n) for two classes, where a positive one means classes_[1]."""
         logits = self._logits(X)
         return logits[:, 0] if logits.shape[1] == 1 else logits
 
@@ -80,36 +80,36 @@ class _TemperedClassifier(ClassifierMixin, BaseEstimator):
 
 
 class BiTemperedLogisticRegression(_TemperedClassifier):
-    """Logistic regression with the bi-tempered loss, to which a few outliers and wrong labels matter less.
+    """Logistic regression with the bi-tempered loss, which is less sensitive to outliers and wrong labels.
 
     It minimises
 
         C * sum_i w_i bi_tempered_logistic_loss(x_i @ coef_.T + intercept_, y_i, t1, t2)  +  norm(coef_)^2 / 2,
 
     which at t1 = t2 = 1 is the objective of `sklearn.linear_model.LogisticRegression`. For t1 = t2 >= 1 it is convex.
-    To other pairs the temperatures move in steps from (1, 1), each starting at the solution of the last: the result is
-    a local minimum, the same in every run. Where outliers are many and far, it can be one that follows them.
+    For other pairs the temperatures move in steps from (1, 1), each starting at the solution of the last. The result is
+    a local minimum, the same in every run. If outliers are many and far, that minimum may follow them.
 
     Args:
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
         t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
-        C: how much the loss weighs against the penalty, > 0. The gradient of the loss shrinks like K^-(t2 - t1) in the
-            number K of classes: far from (1, 1) a larger C may be due.
+        C: the weight of the loss against the penalty, > 0. The gradient of the loss shrinks like K^-(t2 - t1) in the
+            number K of classes: far from (1, 1) you may need a larger C.
         fit_intercept: whether there is an intercept, which is not penalised.
         class_weight: {class: weight}, or "balanced" for weights inverse to the classes' shares. They multiply
             `sample_weight`.
         max_iter: the most iterations of L-BFGS, over all temperatures.
-        tol: L-BFGS has converged where no entry of the gradient, in the units it works in, exceeds `tol`, or
-            where rounding leaves it below 1e-6. Where it stops before, a ConvergenceWarning says at which temperatures,
-            and the coefficients are those found there. Many classes of unlike sizes are hard at heavy tails: 20 of them
+        tol: L-BFGS has converged when no entry of the gradient, in its internal units, exceeds `tol`, or when rounding
+            stops it below 1e-6. If it stops earlier, a ConvergenceWarning says at which temperatures, and the
+            coefficients are those found there. Many classes of unequal sizes are hard with heavy tails: 20 of them
             took about 150 iterations at (0.5, 2), and more than 1,000 at (0.5, 4).
-        warm_start: whether to start from the last fit's solution, and go to (t1, t2) without steps between.
+        warm_start: whether to start from the last fit's solution, directly at (t1, t2).
 
     Attributes:
         classes_, coef_, intercept_, n_features_in_, feature_names_in_, n_iter_: as in LogisticRegression. `coef_` is
-            (K, features), or (1, features) for two classes, of which the first has the logit 0.
+            (K, features), or (1, features) for two classes: the first has logit 0.
 
-    X may be a dense or a sparse matrix; all is computed in float64.
+    X may be a dense or a sparse matrix; the computation is in float64.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -164,11 +164,11 @@ class BiTemperedLogisticRegression(_TemperedClassifier):
                 weight = weight * self._class_weights(labels, weight)[labels]
                 _check_weights(weight, "sample_weight times class_weight")
         except Exception:
-            # A model that was fitted goes on to predict as it did.
+            # If fitting fails, a model that was fitted before still predicts as it did.
             self.__dict__ = before
             raise
         features, classes = X.shape[1], len(self.classes_)
-        # The mean loss, as in LogisticRegression: how many examples there are does not change what `tol` means.
+        # The mean loss, as in LogisticRegression: the meaning of `tol` does not depend on the number of examples.
         largest = weight.max()
         weight = weight / largest  # first, since the sum of large weights overflows
         penalty = np.full((features, 1), 1 / (self.C * weight.sum()) / largest)
@@ -181,7 +181,7 @@ class BiTemperedLogisticRegression(_TemperedClassifier):
         if warm:
             theta = np.vstack((self.coef_.T, self.intercept_))[: len(theta)]
         convex = t1 == t2 >= 1
-        # Each step renews the preconditioner: hence two of them where one would do.
+        # Each step renews the preconditioner: hence two steps, not one.
         steps = [1.0] if warm else [0.0, 1.0] if convex else [0.0, 0.25, 0.5, 0.75, 1.0]
         n_iter = 0
         for step in steps:
@@ -197,7 +197,7 @@ class BiTemperedLogisticRegression(_TemperedClassifier):
                     "maxiter": max(1, self.max_iter - n_iter),
                     "maxls": 50,
                     "ftol": np.finfo(float).eps,  # as far as rounding allows
-                    # What comes before the last step is but a start for the next.
+                    # The solution of a step before the last is only a starting point.
                     "gtol": self.tol if step == 1 else max(self.tol, 1e-2),
                 },
             )
@@ -207,7 +207,7 @@ class BiTemperedLogisticRegression(_TemperedClassifier):
                 break
         slope = abs(result.jac).max()
         # Values are exact to about 1e-16, and near the minimum change with the square of the gradient: below 1e-6 a
-        # line search may find no better value. That is as good as converged.
+        # line search may find no better value, which counts as converged.
         if step < 1 or not slope <= (self.tol if result.status == 1 else max(self.tol, 1e-6)):
             reached = "({:g}, {:g})".format(*temperatures)
             if temperatures != (t1, t2):
@@ -279,8 +279,8 @@ class _Objective:
         self.y, _, _ = encode_classes(logits, labels, None, 0.0, 0, indices=True, xp=xp)
         self.is_label = self.y > 0
         self.last: core.State | None = None
-        # The size of a gradient at equal probabilities over that of cross-entropy (and above 0): `tol` means the same
-        # at any temperatures.
+        # The size of a gradient at equal probabilities relative to cross-entropy's (and above 0), so that `tol` means
+        # the same at any temperatures.
         self.scale = math.exp(-min((t2 - t1) * math.log(self.classes), 300))
         self.P = self._preconditioner()
 
@@ -297,11 +297,11 @@ class _Objective:
         return value / self.scale, self._apply(self.P.swapaxes(1, 2), by_theta).ravel() / self.scale
 
     def _centred(self, theta: Array) -> Array:
-        # What all classes share changes no probability, and is 0 at the minimum: L-BFGS need not find it out.
+        # A component shared by all classes changes no probability, and is 0 at the minimum: spare L-BFGS finding that.
         return theta if theta.shape[1] == 1 else theta - theta.mean(axis=1, keepdims=True)
 
     def _apply(self, P: Array, z: Array) -> Array:
-        """P (G, features, features) times z (features, K), with the K columns in G groups of which each has its P."""
+        """P (G, features, features) times z (features, K): the K columns are in G groups, each with its own P."""
         features, columns = self.theta.shape
         if len(P) == 0:
             return z.reshape(features, columns)
@@ -321,16 +321,16 @@ class _Objective:
         return losses, core.gradient(self.y, self.last, self.t1, self.t2, axis=0, xp=xp)
 
     def _preconditioner(self) -> Array:
-        """P such that the Hessian in z is near the identity: several times fewer iterations, features scaled or not.
+        """Return P such that the Hessian in z is near the identity: this takes several times fewer iterations.
 
         P P^T is the inverse of X^T diag(h) X + penalty, with h the Gauss-Newton curvature of each example's loss at
-        `theta`: that of each class for itself, (K, features, features), or a mean over them, (1, features, features),
-        where so many matrices would cost more than they save. Above 2,000 features there is none, (0, 0, 0).
+        `theta`. Each class has its own, (K, features, features), unless so many matrices would cost more than they
+        save: then all share a mean, (1, features, features). Above 2,000 features there is none, (0, 0, 0).
         """
         features, columns = self.theta.shape
         if features > 2000:
             return np.empty((0, 0, 0))
-        # Below t = 1 the curvature vanishes outside the support, which moves: that of t = 1 tells more.
+        # Below t = 1 the curvature vanishes outside the support, which moves: use that of t = 1 instead.
         t1, t2 = max(self.t1, 1.0), max(self.t2, 1.0)
 
         def curvature(a: Array) -> Array:
@@ -346,7 +346,7 @@ class _Objective:
         hessian = self.X.T @ (sparse.diags_array(self.weight * h) @ self.X)
         hessian = hessian.toarray() if sparse.issparse(hessian) else hessian
         diagonal = hessian.diagonal() + self.penalty[:, 0]
-        # A ridge for features that repeat others, and for those that are 0 throughout.
+        # A ridge for repeated features, and for those that are always 0.
         np.fill_diagonal(hessian, np.where(diagonal > 0, diagonal * (1 + 1e-8), 1.0))
         return solve_triangular(cholesky(hessian), np.eye(len(hessian)))
 
@@ -354,23 +354,22 @@ class _Objective:
 class BiTemperedMLPClassifier(_TemperedClassifier):
     """A network of fully connected layers and ReLUs, trained by Adam on the bi-tempered loss. Fitting needs PyTorch.
 
-    Each step is on the mean of `bi_tempered_logistic_loss` over a batch, and `alpha` / 2 times the squared weights over
-    the number of its examples, as in `sklearn.neural_network.MLPClassifier`, whose names it has. In float32, on the
-    CPU; predicting is in float64, with NumPy alone.
+    Each step minimises the mean of `bi_tempered_logistic_loss` over a batch, plus `alpha` / 2 times the squared weights
+    over the number of its examples, as in `sklearn.neural_network.MLPClassifier`, whose parameter names it uses.
+    Fitting runs in float32 on the CPU; predicting in float64, with NumPy alone.
 
     Args:
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
         t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
         hidden_layer_sizes: the width of each hidden layer.
         alpha: the strength of the penalty, >= 0.
-        batch_size: the most examples in a step. An epoch has as few steps as that allows, of sizes that differ by at
+        batch_size: the most examples in a step. An epoch has as few steps as possible, with sizes that differ by at
             most 1.
         learning_rate_init: the step size of Adam, > 0.
         max_iter: the most epochs.
         tol, n_iter_no_change: training stops after `n_iter_no_change` epochs in a row in which the mean loss, or with
-            `early_stopping` the accuracy on the examples set aside, was not better than the best before by more than
-            `tol`.
-        early_stopping: whether to set aside a share `validation_fraction` of each class, and to keep the weights that
+            `early_stopping` the accuracy on the examples set aside, did not improve by more than `tol`.
+        early_stopping: whether to set aside a fraction `validation_fraction` of each class, and keep the weights that
             were best on it.
         random_state: seeds the weights, the order of the examples and the choice of those set aside.
 
@@ -450,7 +449,7 @@ class BiTemperedMLPClassifier(_TemperedClassifier):
 
         classes = len(self.classes_)
         widths = [X.shape[1], *hidden, 1 if classes == 2 else classes]
-        # The tensors share the memory of these arrays: as they are trained, so are `coefs_` and `intercepts_`.
+        # The tensors share the memory of these arrays: training them trains `coefs_` and `intercepts_`.
         self.coefs_, self.intercepts_ = [], []
         for before, after in pairwise(widths):
             limit = math.sqrt(6 / (before + after))  # Glorot and Bengio's
@@ -469,7 +468,7 @@ class BiTemperedMLPClassifier(_TemperedClassifier):
                 h = torch.from_numpy(_dense(X[rows]))
                 for w, b in zip(weights, biases, strict=True):
                     h = h @ w + b if w is weights[-1] else torch.relu(h @ w + b)
-                # On small batches twice as fast as bitempered.torch: nothing is recorded for a backward pass.
+                # Twice as fast as bitempered.torch on small batches: nothing is recorded for a backward pass.
                 losses, gradient = loss_and_grad(_all_logits(h.detach().numpy()), labels[rows], t1, t2)
                 optimizer.zero_grad()
                 optimizer.param_groups[0]["weight_decay"] = self.alpha / len(rows)

@@ -1,9 +1,9 @@
-"""Time, memory and error of the loss, forward and backward, beside cross-entropy and what else people use.
+"""Time, memory and error of the loss, forward and backward, beside cross-entropy and other implementations.
 
-All contenders of a case take turns, so that whatever else the machine does falls on all of them. On a GPU a time is
-what passes between two events around one call, launches from Python included, the L2 cache flushed before; losses are
-also replayed from a CUDA graph, whose time is the device's alone. Errors are those of the very call that is timed,
-against float64. `bench_report` makes tables and a figure of the rows.
+All contenders of a case take turns, so that other load on the machine affects all of them. On a GPU we time one call
+between two events, with launches from Python, after flushing the L2 cache; losses are also replayed from a CUDA graph,
+which times the device alone. Errors are those of the timed call, against float64. `bench_report` turns the rows into
+tables and a figure.
 """
 
 import functools
@@ -43,16 +43,16 @@ PAIRS: tuple[Pair, ...] = ((0.8, 1.2), (0.5, 4.0))  # the paper's for CIFAR-100 
 
 OURS, BASE, LIGER = "bitempered", "cross_entropy", "Liger cross_entropy"
 LINEAR_BASE, LINEAR_LIGER = "linear, cross_entropy", "Liger fused linear cross_entropy"
-# What times are divided by.
+# The contenders whose times divide the others'.
 REFERENCES = {"loss": (BASE, LIGER), "linear": (LINEAR_BASE, LINEAR_LIGER), "softmax": ("entmax15",)}
 GRAPH = bench_report.GRAPH
 WARM_UP = 2e-3  # seconds of untimed calls before a timed one, on a GPU
-FEW = 5  # runs of what is so slow that more would take most of the time
-PORT_LIMIT = {"cpu": 2**23, "cuda": 2**28}  # logits: the port takes 20 times their memory
+MIN_RUNS = 5  # of a contender so slow that more would take most of the time
+PORT_LIMIT = {"cpu": 2**23, "cuda": 2**28}  # the most logits for the port, which takes 20 times their memory
 
 
 class Case(NamedTuple):
-    """Random logits (rows, classes), of a linear layer of so many features if any; sweep: of which curve a point."""
+    """Random logits (rows, classes), of a linear layer if it has features; `sweep` names the curve of a point."""
 
     rows: int
     classes: int
@@ -69,7 +69,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """At least so many turns in each case, and up to so many while there are seconds left."""
+    """The cases, and for each `least` turns, then up to `most` while `seconds` last."""
 
     cases: tuple[Case, ...]
     least: int
@@ -105,7 +105,7 @@ PLANS = {"cpu": Plan(CPU, least=15, most=2000, seconds=5.0), "cuda": Plan(CUDA, 
 
 
 def quick(plan: Plan) -> Plan:
-    """Tiny cases and three turns: it shows that everything but torch.compile runs, not how fast."""
+    """Take tiny cases and three turns: this shows that everything except torch.compile runs, not how fast."""
     return replace(plan, cases=QUICK, least=3, most=3, compiled=False)
 
 
@@ -113,7 +113,7 @@ class Contender(NamedTuple):
     name: str
     function: Callable[..., Tensor]
     pair: Pair | None = None  # of the bi-tempered loss
-    overwrites: bool = False  # its input, with the gradient: it gets a copy
+    overwrites: bool = False  # whether it overwrites its input with the gradient: then it gets a copy
 
     @property
     def label(self) -> str:
@@ -129,7 +129,7 @@ def exp_t(x: Tensor, t: float) -> Tensor:
 
 
 def port(logits: Tensor, target: Tensor, t1: float, t2: float) -> Tensor:
-    """What copies of the published code do, for t2 > 1: one-hot labels, five fixed-point iterations, autograd."""
+    """Compute as copies of the published code do, for t2 > 1: one-hot labels, five fixed-point iterations, autograd."""
     top = logits.amax(1, keepdim=True)
     centred = logits - top
     shrunk = centred
@@ -152,7 +152,7 @@ def at(function: Callable[..., Tensor], pair: Pair) -> Callable[..., Tensor]:
 
 
 def found(module: str, name: str) -> Any:
-    """A function of a package that may not be installed, or None."""
+    """Return a function of a package, or None if that is not installed."""
     try:
         return getattr(importlib.import_module(module), name)
     except ImportError:
@@ -188,9 +188,9 @@ def contenders(case: Case, device: str, compiled: bool) -> list[Contender]:
 
 
 class Inputs(NamedTuple):
-    leaves: tuple[Tensor, ...]  # differentiated in: logits, or hidden layer and weight
-    target: tuple[Tensor, ...]  # class indices; none of a softmax
-    cotangent: Tensor | None  # of a softmax
+    leaves: tuple[Tensor, ...]  # the gradient's variables: logits, or hidden layer and weight
+    target: tuple[Tensor, ...]  # class indices; empty for a softmax
+    cotangent: Tensor | None  # only for a softmax
 
 
 def make(case: Case, device: str) -> Inputs:
@@ -213,7 +213,7 @@ class Call:
             self.leaves = tuple(x.detach().clone().requires_grad_() for x in inputs.leaves)
 
     def restore(self) -> None:
-        """Undo what the last call wrote over: not timed, since who trains has new logits every time."""
+        """Restore inputs that the last call overwrote: not timed, since training has new logits in every step."""
         if self.leaves is not self.inputs.leaves:
             with torch.no_grad():
                 for own, x in zip(self.leaves, self.inputs.leaves, strict=True):
@@ -225,10 +225,10 @@ class Call:
 
 
 def recorded(call: Call) -> Callable[[], None]:
-    """What a call does on the device, without Python."""
+    """Record a call as a CUDA graph, which runs without Python."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # as torch asks for: what is recorded has run on another stream before
+    with torch.cuda.stream(stream):  # torch requires a warm-up on another stream before recording
         for _ in range(3):
             call()
     torch.cuda.current_stream().wait_stream(stream)
@@ -246,7 +246,7 @@ class Clock:
 
     def seconds(self, call: Callable[[], Any]) -> float:
         if isinstance(call, Call):
-            # Or it would pay for whatever the contender before it left in the host's caches.
+            # Warm up, so that the contender before does not affect this one through the host's caches.
             start = time.perf_counter()
             while self.cuda and time.perf_counter() - start < WARM_UP:
                 call.restore()
@@ -267,7 +267,7 @@ class Clock:
         return self.begin.elapsed_time(self.end) / 1e3
 
     def peak(self, call: Call) -> int | None:
-        """Bytes that one call adds to what was there before, at its worst moment; on a CPU nobody counts them."""
+        """Return the peak bytes that one call allocates; None on a CPU, where they are not counted."""
         if not self.cuda:
             return None
         call.restore()
@@ -279,12 +279,12 @@ class Clock:
     def take_turns(self, calls: dict[str, Callable[[], Any]], plan: Plan) -> dict[str, list[float]]:
         taken: dict[str, list[float]] = {label: [] for label in calls}
         gc.collect()
-        gc.disable()  # as timeit does: with all that torch.compile leaves, a collection takes 0.2 s
+        gc.disable()  # as timeit does: after torch.compile a collection takes 0.2 s
         try:
             turn, end = 0, time.perf_counter() + plan.seconds
             while turn < plan.least or (turn < plan.most and time.perf_counter() < end):
                 for label in random.Random(turn).sample(list(calls), len(calls)):
-                    if turn < FEW or sum(taken[label]) < plan.seconds:
+                    if turn < MIN_RUNS or sum(taken[label]) < plan.seconds:
                         taken[label].append(self.seconds(calls[label]))
                 turn += 1
         finally:
@@ -293,7 +293,7 @@ class Clock:
 
 
 def exact(case: Case, pair: Pair | None, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Value and gradient in float64, some rows at a time: by core, or by torch where the loss is cross-entropy."""
+    """Return value and gradient in float64, by core, or by torch for cross-entropy; a chunk of rows at a time."""
     values, gradients = [], []
     first, *others = (x.detach().double() for x in inputs.leaves)
     for rows in torch.arange(case.rows, device=first.device).split(max(1, 2**25 // case.classes)):
@@ -312,9 +312,9 @@ def exact(case: Case, pair: Pair | None, inputs: Inputs) -> tuple[Tensor, Tensor
 
 
 def errors(result: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> Row:
-    """Of the loss, relative to max(1, loss), or a row of a softmax; and of a row's gradient, by norms: the worst row.
+    """Return the errors of the worst row: of the loss relative to max(1, loss) (or of a softmax), and of the gradient.
 
-    The gradient is that of the logits, or of the hidden layer before them.
+    Errors are norms. The gradient is that of the logits, or of the hidden layer before them.
     """
     off = [torch.atleast_2d(got.double() - right).norm(dim=1) for got, right in zip(result, want, strict=True)]
     value, gradient = (torch.atleast_2d(right).norm(dim=1) for right in want)
@@ -325,10 +325,10 @@ def errors(result: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> Row:
 
 
 def measure(case: Case, plan: Plan, clock: Clock, say: Callable[[str], None]) -> list[Row]:
-    """A row for each contender: times, their ratios to the references' medians, memory, errors."""
+    """Return a row for each contender: times, their ratios to the references' medians, memory, errors."""
     inputs, made = make(case, clock.device), []
     calls: dict[str, Callable[[], Any]] = {}
-    if case.kind != "linear":  # one read and one write of the logits: what a loss and its gradient cost at least
+    if case.kind != "linear":  # one read and one write of the logits: the least cost of a loss and its gradient
         logits = inputs.leaves[0].detach()
         calls["copy"] = functools.partial(torch.empty_like(logits).copy_, logits)
     wanted: dict[Pair | None, tuple[Tensor, Tensor]] = {}
@@ -351,7 +351,7 @@ def measure(case: Case, plan: Plan, clock: Clock, say: Callable[[str], None]) ->
             if graphs and contender.name in (OURS, BASE):
                 calls[contender.label + GRAPH] = recorded(call)
                 made.append(row | {"contender": contender.name + GRAPH, "label": contender.label + GRAPH})
-        except Exception as error:  # of somebody else's kernel, or for want of memory: the others go on
+        except Exception as error:  # another package's kernel fails, or memory runs out: measure the others
             row["failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
             say(f"failed: {contender.label} at {case}: {row['failed']}")
     wanted.clear()
@@ -362,13 +362,13 @@ def measure(case: Case, plan: Plan, clock: Clock, say: Callable[[str], None]) ->
 
 
 def summary(row: Row, taken: dict[str, list[float]]) -> Row:
-    """Microseconds of a contender, and what they are multiples of."""
+    """Return a contender's microseconds, and their ratios to the references'."""
     runs = [1e6 * seconds for seconds in taken.get(row["label"], [])]
     if not runs:
         return {}
     low, middle, high = statistics.quantiles(runs, n=4)
     medians = {label: 1e6 * statistics.median(seconds) for label, seconds in taken.items()}
-    graph = GRAPH if row["label"].endswith(GRAPH) else ""  # which is divided by a graph's time
+    graph = GRAPH if row["label"].endswith(GRAPH) else ""  # a graph's time is divided by a graph's
     over = {name: middle / medians[name + graph] for name in REFERENCES[row["kind"]] if name + graph in medians}
     made: Row = {"runs": len(runs), "median_us": middle, "quartiles_us": [low, high], "min_us": min(runs), "over": over}
     if row["peak_bytes"] is not None:
@@ -380,9 +380,9 @@ def summary(row: Row, taken: dict[str, list[float]]) -> Row:
 
 
 def compile_ahead(case: Case, compiled: bool) -> None:
-    """Leave on disk what a case compiles to; what fails here fails again where it is reported."""
+    """Compile a case into the cache on disk; what fails here fails again where it is reported."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    # Other processes need memory too. Triton compiles anew for what is no multiple of 16.
+    # Other processes need memory too. Triton specialises on multiples of 16.
     rows = 2**28 // case.classes // 16 * 16 if case.sweep or case.kind == "softmax" else case.rows
     inputs = make(case._replace(rows=min(case.rows, rows)), "cuda")
     for contender in contenders(case, "cuda", compiled):
@@ -391,7 +391,8 @@ def compile_ahead(case: Case, compiled: bool) -> None:
                 Call(contender, inputs)()
 
 
-def origin(device: str) -> Row:
+def benchmark_provenance(device: str) -> Row:
+    """Return `runs.provenance` with the versions of contenders and compilers."""
     versions = {}
     for package in ("triton", "liger_kernel", "entmax"):
         try:
@@ -410,10 +411,10 @@ def origin(device: str) -> Row:
 
 def run(plan: Plan, device: str, out: Path, say: Callable[[str], None]) -> list[Row]:
     """Measure every case, and write rows and tables as they come: gpu.* or cpu.* in the folder `out`."""
-    start, name, made_by = time.perf_counter(), "gpu" if device == "cuda" else "cpu", origin(device)
+    start, name, made_by = time.perf_counter(), "gpu" if device == "cuda" else "cpu", benchmark_provenance(device)
     rows: list[Row] = []
     say(", ".join(f"{key} {value}" for key, value in made_by.items()))
-    if device == "cuda":  # one process would compile for minutes what, compiled by many, it finds on disk
+    if device == "cuda":  # many processes fill the cache on disk; one alone would compile for minutes
         workers = min(len(plan.cases), os.cpu_count() or 1, 14)
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
             for case, done in [(case, pool.submit(compile_ahead, case, plan.compiled)) for case in plan.cases]:
@@ -424,7 +425,7 @@ def run(plan: Plan, device: str, out: Path, say: Callable[[str], None]) -> list[
     for case in plan.cases:
         rows += [row | made_by for row in measure(case, plan, clock, say)]
         if clock.cuda:
-            gc.collect()  # what a traceback still holds
+            gc.collect()  # tracebacks may still hold tensors
             torch.cuda.empty_cache()
         write_rows(out / f"{name}.jsonl", rows)
         write_atomically(out / f"{name}.md", bench_report.markdown(rows, name).encode())

@@ -1,4 +1,4 @@
-"""What `bench` measured: tables in Markdown, and a figure."""
+"""Tables in Markdown, and a figure, from the rows of `bench`."""
 
 import itertools
 import math
@@ -45,12 +45,12 @@ def grid(lines: list[list[str]]) -> list[str]:
 
 
 def number(x: float) -> str:
-    """Three digits, or all before the point."""
+    """Format with three digits, or all those before the decimal point."""
     return f"{x:,.{max(0, 2 - math.floor(math.log10(x)))}f}"
 
 
 def table(rows: list[Row]) -> list[str]:
-    """One case, a line for each contender."""
+    """Return the table of one case, a line for each contender."""
     references = dict.fromkeys(name for row in rows for name in row.get("over", {}))
     with_copy, with_memory = (any(column in row for row in rows) for column in ("copy_share", "peak_over_logits"))
     head = ["contender", "µs (quartiles)", *(f"÷ {name}" for name in references)]
@@ -70,7 +70,7 @@ def table(rows: list[Row]) -> list[str]:
 
 
 def glance(rows: list[Row]) -> list[str]:
-    """Ours alone, over what torch and Liger-Kernel have in its place; and what of its time is the device's."""
+    """Return the table of our losses, relative to those of torch and Liger-Kernel, with the device's own time."""
     head = ["N × C", "(t1, t2)", "µs", "÷ torch", "÷ Liger", "copy share", "device alone, µs", "its copy share"]
     lines = [[*head, "memory ÷ logits", "error of gradient"]]
     for group in by_case(row for row in rows if row["kind"] != "softmax" and not row["sweep"]):
@@ -97,7 +97,7 @@ def glance(rows: list[Row]) -> list[str]:
 
 
 def growth(rows: list[Row], sweep: str) -> list[str]:
-    """One curve per contender: microseconds, and nanoseconds per logit, which are constant where time is linear."""
+    """Return a column per contender: microseconds, and nanoseconds per logit, constant where time is linear."""
     labels = dict.fromkeys(row["label"] for row in rows)
     lines = [[sweep, *labels]]
     for group in by_case(rows):
@@ -109,7 +109,7 @@ def growth(rows: list[Row], sweep: str) -> list[str]:
 
 
 def markdown(rows: list[Row], name: str) -> str:
-    """Return the results as a page, `name` being that of the files beside it."""
+    """Return the results as a page; `name` is that of the files beside it."""
     lines = [f"# One forward and backward on {rows[0]['device']}", "", LEGEND, *([ON_GPU] if name == "gpu" else [])]
     if all(row.get("runs", 0) <= 3 for row in rows):
         lines += ["", "Three runs at most of each: this shows that everything runs, not how fast."]
@@ -130,7 +130,7 @@ def markdown(rows: list[Row], name: str) -> str:
 
 
 def figure(rows: list[Row]) -> Figure:
-    """Time against classes and against rows, and memory against classes where it was measured; slope 1 in grey."""
+    """Draw time against classes and rows, and memory against classes if it was measured; slope 1 in grey."""
     panels = [("classes", "rows", "median_us", 1.0), ("rows", "classes", "median_us", 1.0)]
     if any(row["sweep"] and row.get("peak_bytes") for row in rows):
         panels.append(("classes", "rows", "peak_bytes", 2.0**-20))
@@ -145,7 +145,7 @@ def figure(rows: list[Row]) -> Figure:
             for label in dict.fromkeys(row["label"] for row in points)
         }
         for label, curve in curves.items():
-            # One colour for a contender in every panel, whoever is missing there; dotted is the device alone.
+            # A contender keeps its colour in every panel, even if others are missing; dotted means the device alone.
             colour = f"C{names.index(label.removesuffix(GRAPH))}"
             style = "o:" if label.endswith(GRAPH) else "o-"
             axes.plot(*zip(*curve, strict=True), style, color=colour, markersize=4, label=label)

@@ -34,11 +34,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Train every cell with the same network, optimiser and number of epochs, for each of some seeds.
+    """Train every cell with the same network, optimiser and number of epochs, for several seeds.
 
-    The noise corrupts training and validation labels alike, as it would outside a laboratory; the test labels are
-    clean. For one seed all cells get the same rows, the same initial weights and the same batches, and those of one
-    noise level the same wrong labels.
+    The noise corrupts training and validation labels alike, as it would in practice; the test labels are clean. For one
+    seed all cells share rows, initial weights and batches, and those of one noise level share the wrong labels.
     """
 
     dataset: str
@@ -47,7 +46,7 @@ class Comparison:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     noise_model: str = "symmetric"
     label_column: str = "label"
-    rows: int | None = None  # use only the first so many of each part
+    rows: int | None = None  # use only this many of each part, the first ones
 
     def __post_init__(self) -> None:
         check(self.dataset)
@@ -85,9 +84,9 @@ def run(
     device: str = "cpu",
     data_dir: Path | None = None,
 ) -> list[Row]:
-    """Make the runs that `folder` does not have yet and return the rows of all, seed by seed in the order of the cells.
+    """Make the runs that `folder` lacks and return the rows of all, seed by seed in the order of the cells.
 
-    All cells of a seed train together. `runs.make` says what the folder gets; its rows are in `name`.jsonl.
+    All cells of a seed train together. `runs.make` describes the folder; its rows are in `name`.jsonl.
     """
     data = read(recipe.dataset, data_dir, recipe.label_column)
 
@@ -106,8 +105,8 @@ def run(
 
     threads = torch.get_num_threads()
     if device == "cpu" and NETWORKS[recipe.training.network].flat:
-        # Layers this small gain nothing from a second thread (and lose much where cores are shared),
-        # and one thread adds in one order: the same numbers on any number of cores.
+        # Layers this small gain nothing from a second thread (and lose much if cores are shared). One thread adds in
+        # one order: the same numbers on any number of cores.
         torch.set_num_threads(1)
     try:
         return make([partial(job, seed) for seed in recipe.seeds], folder, name, device)
@@ -124,7 +123,7 @@ def prepare(
     for cell in recipe.cells:
         train, validation = (labels[rows] for labels in corrupt(recipe, split, cell, seed, data_dir))
         members.append(Member(cell.loss, cell.rate, train, validation))
-        # The hash of the data set, then that of the labels that this run sees.
+        # The hash of the data set, then that of this run's labels.
         seen = f"{data.digest}-{fingerprint(train, validation)}"
         runs.append(identity(recipe.setting(cell, seed), seen))
     train_part, validation_part, test = ((x[rows], y[rows]) for x, y in (split.train, split.validation, split.test))
@@ -148,7 +147,7 @@ def run_seed(
     metrics = train(recipe.training, members, split, seed=seed, device=device, on_epoch=on_epoch, checkpoint=checkpoint)
     last, results, curves = metrics[-1], [], []
     for place in range(len(members)):
-        # The first epoch with the highest accuracy on noisy validation labels; the test rows have no say.
+        # The first epoch with the highest accuracy on noisy validation labels; test rows are not used.
         chosen = max(metrics, key=lambda row: row["validation"][place])
         results.append(
             {

@@ -1,4 +1,4 @@
-"""The state of runs that are under way, saved so that an interruption loses little."""
+"""The state of unfinished runs, saved so that an interruption loses little."""
 
 import hashlib
 import io
@@ -28,7 +28,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: Path, name: str, runs: list[dict[str, Any]]) -> "Checkpoint":
-        """Return the checkpoint of these runs; a hash of their identity in its name keeps it from other runs."""
+        """Return the checkpoint of these runs; its name has a hash of their identity, so no other run uses it."""
         identity = json.dumps(runs)
         key = hashlib.sha256(identity.encode()).hexdigest()[:12]
         return cls(folder / f"{name}-{key}.checkpoint", identity)
@@ -51,5 +51,5 @@ class Checkpoint:
             restore(state)
         except BadCheckpoint:
             raise
-        except Exception as error:  # torch.load raises whatever its readers do, an OSError for half a file
+        except Exception as error:  # torch.load can raise anything, such as an OSError for half a file
             raise BadCheckpoint(f"{self.path} is not a checkpoint, or is damaged; delete it to train again") from error

@@ -39,9 +39,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What was read: rows to train and validate on, and test rows, which are the same for every seed.
+    """The rows to train and validate on, and the test rows, which are the same for every seed.
 
-    Nothing that is tuned on one seed's validation rows has then seen another seed's test rows.
+    So nothing tuned on one seed's validation rows has seen another seed's test rows.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Dataset:
         return fingerprint(*self.rest, *self.test)
 
     def split(self, seed: int) -> Split:
-        """Set validation rows aside, stratified by class, as `seed` draws them."""
+        """Set validation rows aside, drawn by `seed` and stratified by class."""
         features, labels = self.rest
         (rows, _), (aside, _) = divide(self.name, np.arange(len(labels)), labels, self.validation_rows, seed)
         train, validation, test = (features[rows], labels[rows]), (features[aside], labels[aside]), self.test
@@ -80,7 +80,7 @@ def centre_and_spread(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def standardised(name: str, x: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """Return float32 only now: a time in seconds since 1970 has no digits to spare."""
+    """Standardise in float64, then return float32: a time in seconds since 1970 has no digits to spare."""
     with np.errstate(over="ignore"):
         scaled = ((x - centre) / spread).astype(np.float32)
     for row, column in np.argwhere(~np.isfinite(scaled))[:1]:
@@ -128,7 +128,7 @@ def divide(name: str, features: np.ndarray, labels: np.ndarray, rows: int, seed:
         )
     except ValueError as error:
         raise DataError(
-            f"{name}: of {len(labels)} rows {rows} cannot be set aside with their share of each class: {error}"
+            f"{name}: cannot set {rows} of {len(labels)} rows aside with their share of each class: {error}"
         ) from error
     return (rest_x, rest_y), (aside_x, aside_y)
 
@@ -145,7 +145,7 @@ class Ring:
 def ring(n: int, seed: int, *, gap: float = 0.0) -> Ring:
     """Draw the paper's illustration: a disc of radius 1, class 1, in a ring of radii 1 to 1.5, class 0.
 
-    Half of the points are of either class, uniform over it; no point is nearer to the boundary than
+    Each class has half of the points, uniformly distributed; no point is nearer to the boundary than
     `gap` / 2.
 
     >>> drawn = ring(4, seed=0)

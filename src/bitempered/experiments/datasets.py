@@ -1,4 +1,4 @@
-"""The data sets by name. A new one is a reader, in a file of its own, and an entry in `DATASETS`."""
+"""The data sets by name. To add one, write a reader in its own file and add an entry to `DATASETS`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,18 +23,18 @@ from bitempered.experiments.train import Training
 
 __all__ = ["DATASETS", "Entry", "check", "default_training", "digits", "is_table", "load", "read", "read_parts"]
 
-Parts = tuple[Part, Part]  # training rows, some of which will validate, and test rows
+Parts = tuple[Part, Part]  # rows to train and validate on, and test rows
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a data set comes from, what it holds, and the training that it gets unless one says otherwise."""
+    """A data set: its source, its contents, and its default training."""
 
     source: Source | None  # None: no files are needed
     read: Callable[[list[Path]], Parts]  # takes the source's files in their order
     num_classes: int
     training: Training
-    validation_rows: int = 5_000  # of the 60,000 or 50,000 training images, as many as half a test set
+    validation_rows: int = 5_000  # half as many as the images of a test set
     human_labels: bool = False  # whether CIFAR-N has labels for it
 
 
@@ -104,9 +104,9 @@ def load(name: str, seed: int, data_dir: Path | None = None, label_column: str =
 def read(name: str, data_dir: Path | None = None, label_column: str = "label") -> Dataset:
     """Read a data set by name, or a table by its path.
 
-    Files are looked for in `data_dir`, or else downloaded once. Images stay uint8, a quarter of what float32 takes:
-    they are scaled where they are used. Of a CSV or Parquet file a fifth each tests and validates; its columns are
-    standardised.
+    Files are read from `data_dir`, or else downloaded once. Images stay uint8, a quarter of the size of float32, and
+    are scaled where they are used. A CSV or Parquet file gives a fifth of its rows each to test and validation; its
+    columns are standardised.
     """
     check(name)
     if name in DATASETS:

@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["BadRows", "Row", "append_rows", "lock", "read_rows", "write_atomically", "write_rows"]
 
-Row = dict[str, Any]  # one result, with all that it depends on
+Row = dict[str, Any]  # one result, with everything it depends on
 
 
 class BadRows(Exception):
@@ -20,16 +20,16 @@ class BadRows(Exception):
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file, and make its folder, so that `path` holds its old content or all of the new one, never a part."""
+    """Write a file, making its folder, so that `path` holds either its old content or all of the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-        os.chmod(temporary, 0o644)  # mkstemp's files are private, results are to be shared
+        os.chmod(temporary, 0o644)  # mkstemp's files are private; results are for sharing
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)  # it is gone where somebody deleted the folder
+        Path(temporary).unlink(missing_ok=True)  # it is missing if somebody deleted the folder
         raise
 
 
@@ -37,7 +37,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 def open_locked(path: Path, *, wait: bool = True) -> Iterator[FileIO | None]:
     """Lock and open a file, creating it if necessary; yield None if another process holds it and we do not wait.
 
-    The lock ends with the process, even if that is killed.
+    The lock ends with the process, even if it is killed.
     """
     while True:
         with path.open("ab+", buffering=0) as file:
@@ -60,8 +60,8 @@ def lock(folder: Path, name: str, *, wait: bool) -> Iterator[bool]:
             yield False
             return
         try:
-            for left in folder.glob(f".{name}-*"):  # by a process that was killed while it wrote
-                left.unlink()
+            for leftover in folder.glob(f".{name}-*"):  # from a process that was killed while writing
+                leftover.unlink()
             yield True
         finally:
             path.unlink(missing_ok=True)
@@ -73,7 +73,7 @@ def write_rows(path: Path, rows: list[Row]) -> None:
 
 
 def append_rows(path: Path, rows: list[Row]) -> None:
-    """Add rows to a file of them, all or none; other processes may do so at the same time."""
+    """Append rows to a file, all or none; other processes may do so at the same time."""
     with open_locked(path) as file:
         assert file is not None
         file.seek(0)
@@ -106,7 +106,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def without_torn(content: bytes) -> bytes:
-    """Drop the beginning of a row at the end: a process was killed while it wrote it."""
+    """Drop an incomplete last row, left by a process that was killed while writing."""
     start = content.rfind(b"\n") + 1
     last = content[start:]
     return content[:start] if last.startswith(b"{") and decode(last) is None else content

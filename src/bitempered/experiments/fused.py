@@ -1,6 +1,6 @@
 """Convolutions of many small networks at once on a GPU, in Triton.
 
-The members of a fleet (see `train`) have weights of their own and see the same images. cuDNN runs such a grouped
+The members of a fleet (see `train`) have their own weights and see the same images. cuDNN runs such a grouped
 convolution slowly and separate ones leave the GPU idle, so these kernels take all members in one launch: implicit
 matrix products over tiles of pixels, activations `(members, n, height, width, channels)`, bias, ReLU, shortcut and
 the derivative of ReLU folded into the last lines. Weights are `(members, taps * taps * inputs, outputs)`, taps first.
@@ -144,7 +144,7 @@ def _relu_pool_gradient(g_ptr, where_ptr, dx_ptr, size, HEIGHT: tl.constexpr, WI
         tl.store(dx_ptr + at, tl.where(which == corner, g, 0.0).to(dx_ptr.dtype.element_ty), mask=i < size)
 
 
-def _run(
+def _launch_convolve(
     x: Tensor, members: int, w: Tensor, b: Tensor | None, taps: int, stride: int, shape: tuple[int, int, int],
     *, transposed: bool = False, add: Tensor | None = None, mask: Tensor | None = None, relu: bool = False,
 ) -> Tensor:  # fmt: skip
@@ -162,12 +162,12 @@ def _run(
     return y
 
 
-def _run_weight_gradient(x: Tensor, g: Tensor, taps: int, stride: int) -> Tensor:
+def _launch_weight_gradient(x: Tensor, g: Tensor, taps: int, stride: int) -> Tensor:
     """Launch `_weight_gradient`; returns `(members, taps * taps * inputs * outputs)`."""
     n, height, width, channels = x.shape[-4:]
     members, _, out_height, out_width, out_channels = g.shape
     pixels, size = n * out_height * out_width, taps * taps * channels
-    # The sum over pixels is split into parts, so that there are programs enough.
+    # The sum over pixels is split into parts, so that there are enough programs.
     if size < 512:
         rows, block, parts = 64, 128, 8 if x.dim() == 5 else 32
     elif taps == 5:
@@ -186,7 +186,7 @@ def _run_weight_gradient(x: Tensor, g: Tensor, taps: int, stride: int) -> Tensor
 
 def _bias_gradient(g: Tensor) -> Tensor:
     """The sum over images and pixels, `(members, outputs)`."""
-    # First over each image: a sum of so much to so few numbers at once would leave most of the GPU idle.
+    # First over each image: a single sum to so few numbers would leave most of the GPU idle.
     return g.sum(dim=(2, 3), dtype=torch.float32).sum(dim=1)
 
 
@@ -199,7 +199,7 @@ class _Convolve(torch.autograd.Function):
         ctx.taps, ctx.bias = taps, b is not None
         packed = w if b is None else torch.cat([w.flatten(1), b], dim=1)
         bias = None if b is None else packed[:, w[0].numel() :]
-        return _run(x, w.shape[0], packed, bias, taps, 1, (*x.shape[-3:-1], w.shape[2]))
+        return _launch_convolve(x, w.shape[0], packed, bias, taps, 1, (*x.shape[-3:-1], w.shape[2]))
 
     @staticmethod
     @once_differentiable
@@ -208,8 +208,8 @@ class _Convolve(torch.autograd.Function):
         g = g.contiguous()
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = _run(g, w.shape[0], w, None, ctx.taps, 1, tuple(x.shape[-3:]), transposed=True)
-        dw = _run_weight_gradient(x, g, ctx.taps, 1).view_as(w).to(w.dtype)
+            dx = _launch_convolve(g, w.shape[0], w, None, ctx.taps, 1, tuple(x.shape[-3:]), transposed=True)
+        dw = _launch_weight_gradient(x, g, ctx.taps, 1).view_as(w).to(w.dtype)
         return dx, dw, _bias_gradient(g).to(w.dtype) if ctx.bias else None, None
 
 
@@ -256,7 +256,7 @@ class _Trunk(torch.autograd.Function):
             stride = outputs // inputs
             shape = (x.shape[2] // stride, x.shape[3] // stride, outputs)
             (w1, b1), (w2, b2), at = _views(flat, inputs, outputs, at)
-            h = _run(x, members, w1, b1, 3, stride, shape, relu=True)
+            h = _launch_convolve(x, members, w1, b1, 3, stride, shape, relu=True)
             x = _shortcut(h, x, members, w2, b2, stride, shape)
             kept += [h, x]
         ctx.channels = channels
@@ -277,10 +277,10 @@ class _Trunk(torch.autograd.Function):
             x, h = kept[2 * block], kept[2 * block + 1]
             at -= block_size(inputs, outputs)
             (w1, _), (w2, _), _ = _views(flat, inputs, outputs, at)
-            gradients += [_bias_gradient(g), _run_weight_gradient(h, g, 3, 1)]
-            dh = _run(g, members, w2, None, 3, 1, tuple(h.shape[2:]), transposed=True, mask=h)
-            gradients += [_bias_gradient(dh), _run_weight_gradient(x, dh, 3, stride)]
-            g = _run(dh, members, w1, None, 3, stride, tuple(x.shape[2:]), transposed=True, add=g, mask=x)
+            gradients += [_bias_gradient(g), _launch_weight_gradient(h, g, 3, 1)]
+            dh = _launch_convolve(g, members, w2, None, 3, 1, tuple(h.shape[2:]), transposed=True, mask=h)
+            gradients += [_bias_gradient(dh), _launch_weight_gradient(x, dh, 3, stride)]
+            g = _launch_convolve(dh, members, w1, None, 3, stride, tuple(x.shape[2:]), transposed=True, add=g, mask=x)
         return g, torch.cat(gradients[::-1], dim=1).to(flat.dtype), None
 
 
@@ -290,7 +290,7 @@ def _shortcut(
     """ReLU of the second convolution plus the shortcut, whose stride is not the convolution's."""
     if stride > 1:
         x = torch.nn.functional.pad(x[:, :, ::stride, ::stride], (0, shape[2] - x.shape[4]))
-    return _run(h, members, w, b, 3, 1, shape, add=x, relu=True)
+    return _launch_convolve(h, members, w, b, 3, 1, shape, add=x, relu=True)
 
 
 def block_size(inputs: int, outputs: int) -> int:

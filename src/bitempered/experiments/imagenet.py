@@ -1,9 +1,9 @@
 """ResNets on ImageNet's folders: reading the images, and one run of training.
 
 A batch is made of micro-batches whose gradients are added, so batch normalisation sees one micro-batch at a time.
-Crops are of 8 to 100 % of a training image, half of them mirrored; of a validation image its centre. All that is random
-follows from the seed, the epoch and the image: a run that was stopped goes on from the last epoch that it finished, and
-on a CPU comes to the same numbers bit for bit.
+Training images are cropped to 8 to 100 % of their area, and half are mirrored; validation images are cropped to their
+centre. All randomness follows from the seed, the epoch and the image: a stopped run continues from the last epoch it
+finished, and on a CPU gives the same numbers bit for bit.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ class Images(Dataset[tuple[Tensor, Tensor] | DataError]):
     """The image files of a part. An item is a micro-batch: images `(n, size, size, 3)` uint8 and labels `(n,)`."""
 
     folder: Path
-    names: np.ndarray = field(repr=False)  # as bytes: one buffer, which the workers share, unlike a million strings
+    names: np.ndarray = field(repr=False)  # bytes: the workers share one buffer, unlike a million strings
     labels: np.ndarray = field(repr=False)
     size: int
     draw: tuple[int, int] | None = None  # seed and epoch of the crops; without it, the centres
@@ -79,7 +79,7 @@ class Images(Dataset[tuple[Tensor, Tensor] | DataError]):
         try:
             pixels = np.stack([self.read(row) for row in rows])
         except DataError as error:
-            return error  # raised in a worker it would arrive as the text of a traceback
+            return error  # if a worker raised it, it would arrive as the text of a traceback
         return torch.from_numpy(pixels), torch.from_numpy(self.labels[rows])
 
     def read(self, row: int) -> np.ndarray:
@@ -89,14 +89,14 @@ class Images(Dataset[tuple[Tensor, Tensor] | DataError]):
             with Image.open(path) as image:
                 box = centre_box(*image.size) if rng is None else random_box(*image.size, rng=rng)
                 seen = image.convert("RGB").resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
-        except Exception as error:  # PIL raises whatever its readers do
+        except Exception as error:  # PIL's readers can raise anything
             raise DataError(f"{path} is not an image that can be read ({error}); replace or delete it") from error
         pixels = np.asarray(seen)
         return pixels if rng is None or rng.random() < 0.5 else pixels[:, ::-1]
 
 
 def centre_box(width: int, height: int) -> Box:
-    """The square in the centre, 7/8 of the shorter side: what resizing that to 256 and cutting out 224 keeps."""
+    """Return the square in the centre, 7/8 of the shorter side, as if resized to 256 and cropped to 224."""
     side = 0.875 * min(width, height)
     return centred(width, height, side, side)
 
@@ -106,7 +106,7 @@ def centred(width: int, height: int, w: float, h: float) -> Box:
 
 
 def random_box(width: int, height: int, *, rng: np.random.Generator) -> Box:
-    """8 to 100 % of the area, from 3:4 to 4:3, anywhere; where ten draws do not fit, the most that does, centred."""
+    """Draw a box of 8 to 100 % of the area, from 3:4 to 4:3; if ten draws do not fit, the largest box in the centre."""
     for _ in range(10):
         area = width * height * rng.uniform(0.08, 1)
         ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -119,7 +119,7 @@ def random_box(width: int, height: int, *, rng: np.random.Generator) -> Box:
 
 @dataclass(frozen=True)
 class Data:
-    """Both parts, the number of classes, and a hash of names and sizes: hashing the pixels would take too long."""
+    """Training and validation images, the number of classes, and a hash of names and sizes (pixels take too long)."""
 
     train: Images
     validation: Images
@@ -144,7 +144,7 @@ def read_folder(data_dir: Path | None, size: int, images: int | None) -> Data:
     train, val = found.values()
     if train.keys() != val.keys():
         only = {"train": train.keys() - val.keys(), "val": val.keys() - train.keys()}
-        listed = "; ".join(f"only in {part}: {some(names)}" for part, names in only.items() if names)
+        listed = "; ".join(f"only in {part}: {first_names(names)}" for part, names in only.items() if names)
         raise DataError(f"{data_dir}: train and val must have the same class folders; {listed}")
     share = None if images is None else max(1, images // len(train))
     parts, digest = [], hashlib.sha256()
@@ -181,8 +181,8 @@ def list_images(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def some(names: set[str]) -> str:
-    """The first three of some names, and how many more there are."""
+def first_names(names: set[str]) -> str:
+    """List the first three names, and the number of the others."""
     rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(sorted(names)[:3]) + rest
 
@@ -195,7 +195,7 @@ def workers(device: torch.device) -> int:
 
 
 def batches(images: Images, rows: list[list[int]], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Read the rows list by list, ahead of what is asked for, and bring them to the device."""
+    """Read the rows list by list, ahead of time, and move them to the device."""
     loader = DataLoader(
         images, batch_size=None, sampler=rows, num_workers=min(workers(device), len(rows)),
         pin_memory=device.type == "cuda",
@@ -311,12 +311,12 @@ class Run:
         return round(right.item() / len(images.names), 6)
 
     def state(self) -> Row:
-        """What a checkpoint keeps."""
+        """Return the contents of a checkpoint."""
         momentum = self.learner.optimizer.state_dict()["state"]
         return {"metrics": self.metrics, "network": self.learner.network.state_dict(), "momentum": momentum}
 
     def restore(self, kept: Row) -> None:
-        """Go on from what `state` returned; raise an exception if it is something else."""
+        """Continue from what `state` returned; raise an exception if it is something else."""
         network, optimizer = self.learner.network, self.learner.optimizer
         network.load_state_dict(kept["network"])
         groups = optimizer.state_dict()["param_groups"]

@@ -11,9 +11,9 @@ from bitempered.torch import baselines, bi_tempered_logistic_loss
 
 __all__ = ["LOSSES", "Loss"]
 
-# The function of each loss, and what its numbers are called.
+# The function of each loss, and the names of its numbers.
 LOSSES: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
-    # torch's own, not ours at t1 = t2 = 1: the peer people have today.
+    # torch's own, not ours at t1 = t2 = 1: it is what people use today.
     "logistic": (cross_entropy, ()),
     "bi-tempered": (bi_tempered_logistic_loss, ("t1", "t2")),
     "tsallis": (baselines.tsallis_logistic_loss, ("t1", "t2")),
@@ -42,11 +42,11 @@ class Loss:
         if len(self.numbers) != len(names):
             form = ":".join([self.name, *names])
             raise ValueError(f"{self.name} takes {len(names)} numbers, written {form}; got {list(self.numbers)}")
-        self(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))  # so that bad numbers are found before any work
+        self(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))  # finds bad numbers before any work
 
     @classmethod
     def parse(cls, text: str) -> "Loss":
-        """Read a loss as the command line has it.
+        """Parse a loss as written on the command line.
 
         >>> Loss.parse("bi-tempered:0.5:4")
         Loss(name='bi-tempered', numbers=(0.5, 4.0))

@@ -1,10 +1,10 @@
-"""The networks that the experiments train, many members of one at a time.
+"""The networks of the experiments, which train many members at a time.
 
 A `Network` draws the weights of one member and runs all members on a batch: `apply(weights, x, drop)` takes weights
 stacked along a new first dimension and one batch that the members share, features `(n, d)` or images `(n, h, w, c)`,
-to logits `(members, n, classes)`. No member knows of the others: twelve together are twelve, only faster (see `train`).
-On a GPU the convolutions are those of `fused`. A new network is a function that returns one, in a file of its own, and
-an entry in `NETWORKS`.
+to logits `(members, n, classes)`. Members are independent: training twelve together only makes them faster (see
+`train`). On a GPU the convolutions are those of `fused`. To add a network, write a function that returns one, in its
+own file, and add an entry to `NETWORKS`.
 """
 
 import math
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Weights = dict[str, Tensor]
-Drop = Callable[[Tensor, float], Tensor]  # hidden units and the rate of dropping to what is left; training only
+Drop = Callable[[Tensor, float], Tensor]  # drops hidden units at a rate, in training only
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Network:
 def mlp(inputs: int, classes: int, *, width: int) -> Network:
     """A perceptron with two hidden layers of `width` units.
 
-    At width 256 it has 85,000 weights for the 500 training rows of digits: enough to memorise
-    every wrong label, given a large rate or many epochs, which is what a robust loss has to resist.
+    At width 256 it has 85,000 weights for the 500 training rows of digits. With a large rate or many epochs it can
+    memorise every wrong label, which a robust loss has to resist.
     """
     sizes = (inputs, width, width, classes)
 
@@ -94,12 +94,12 @@ def resnet56(classes: int, *, width: int = 16, blocks: int = 9) -> Network:
     """A residual net of 56 layers without batch normalisation, for images `(n, 32, 32, 3)`.
 
     A 3 x 3 convolution of `width` channels, three groups of nine blocks of `width`, twice and four times as many, the
-    mean over positions, a dense layer. Of width 16 this is He's ResNet-56; the groups of Hardt and Ma's net are as wide
-    as those of width 64. On a GPU the width must be a power of 2, at least 16. A block is two 3 x 3 convolutions beside
-    the identity; where the size halves, the identity keeps every other pixel and new channels are zero, so that
-    shortcuts have no weights. Without batch normalisation it matters that every block begins near the identity, to
-    which end Hardt and Ma draw small random weights. Here, as in SkipInit, weights are He's and a number in front of
-    each block begins at 0, so that the block is the identity exactly.
+    mean over positions, a dense layer. At width 16 this is He's ResNet-56; at width 64 its groups are as wide as those
+    of Hardt and Ma's net. On a GPU the width must be a power of 2, at least 16. A block is two 3 x 3 convolutions
+    beside the identity; where the size halves, the identity keeps every other pixel and new channels are zero, so
+    shortcuts have no weights. Without batch normalisation every block must begin near the identity: Hardt and Ma draw
+    small random weights for that. Here, as in SkipInit, weights are He's, and a factor in front of each block begins at
+    0, so that the block is exactly the identity.
 
     Reference: Hardt and Ma, Identity Matters in Deep Learning, 2017; He et al., Deep Residual Learning, 2016 (the
     layout); De and Smith, Batch Normalization Biases Residual Blocks Towards the Identity Function, 2020 (SkipInit).
@@ -130,7 +130,7 @@ def resnet56(classes: int, *, width: int = 16, blocks: int = 9) -> Network:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network to choose: `make(shape, classes, width)` builds it for rows of a shape; most have their own width."""
+    """A registered network: `make(shape, classes, width)` builds it for rows of a shape; most ignore `width`."""
 
     make: Callable[[tuple[int, ...], int, int], Network]
     flat: bool = False  # sees rows as vectors, not as images
@@ -170,9 +170,9 @@ def _linear(weights: Weights, name: str, x: Tensor) -> Tensor:
 
 
 def patches(x: Tensor, taps: int) -> Tensor:
-    """Images `(n, h, w, c)` to what a filter sees at each pixel, a one for its bias, and zeros, `(n, h, w, 32)`.
+    """Return what a filter sees at each pixel of images `(n, h, w, c)`, a one for its bias, and zeros, `(n, h, w, 32)`.
 
-    The members share the images, so the first convolution is a product with these, made once for all of them.
+    Members share the images: the first convolution is a product with these patches, which are made once for all.
     """
     n, height, width, channels = x.shape
     padded = functional.pad(x, (0, 0, taps // 2, taps // 2, taps // 2, taps // 2))
@@ -244,11 +244,11 @@ def trunk(x: Tensor, flat: Tensor, channels: tuple[int, ...]) -> Tensor:
 
 
 class Illustration(nn.Module):
-    """The net of the paper's figure 2, ten and five tanh units, several copies of it side by side.
+    """The net of the paper's figure 2, with ten and five tanh units, in several copies side by side.
 
-    Copy i has the weights that `seeds[i]` fixes and sees only its own points, so that one product of
-    stacked matrices does the work of many small ones. The paper does not name the activation: tanh gives
-    the smooth boundaries of its figure, ReLU polygons.
+    `seeds[i]` draws the weights of copy i, which sees only its own points; one product of stacked matrices replaces
+    many small ones. The paper does not name the activation: tanh gives the smooth boundaries of its figure, ReLU gives
+    polygons.
 
     Shapes: points `(copies, n, 2)` to logits `(copies, n, 2)`.
 
@@ -288,7 +288,7 @@ def imagenet_resnet(name: str, *, classes: int = 1000) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Of ResNet-34: two 3 x 3 convolutions and a shortcut, which is a 1 x 1 convolution where the shape changes."""
+    """A block of ResNet-34: two 3 x 3 convolutions and a shortcut, a 1 x 1 convolution where the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ class Block(nn.Module):
 def resnet34(classes: int, seed: int, width: int = 64) -> nn.Module:
     """The ResNet-34 of the noisy-label literature, for images `(n, 3, 32, 32)`, with batch normalisation.
 
-    A 3 x 3 convolution, then stages of 3, 4, 6 and 3 blocks with `width` to 8 `width` channels; of width 64 it has 21.3
+    A 3 x 3 convolution, then stages of 3, 4, 6 and 3 blocks with `width` to 8 `width` channels; at width 64 it has 21.3
     million weights.
 
     Weights are drawn as in the public code of the active-passive and the active negative losses: He's uniform for

@@ -1,4 +1,4 @@
-"""Pickles from others, read without calling anything that they name."""
+"""Read pickles from others without calling anything that they name."""
 
 import pickletools
 from typing import Any
@@ -17,7 +17,7 @@ class PickledArray:
         _, shape, dtype, fortran, content = self.state
         if dtype is not UINT8 or type(content) is not bytes:
             raise ValueError("its arrays must be of bytes")
-        # A copy, as of idx files.
+        # A copy, as in `sources.read_idx`.
         return np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C").copy()
 
 
@@ -36,9 +36,9 @@ ENCODED = 2**29  # bytes, three times that part's
 def read_pickle(content: bytes) -> Any:
     """Return what a pickle holds, if that is dictionaries, lists, tuples, integers, strings and arrays of bytes.
 
-    Python's own reader calls what a pickle names, with the arguments and the state that it gives, and so can be made
-    to execute code, to read memory at planted addresses, or to crash. This one calls nothing: an instruction puts such
-    values together or is refused.
+    Python's own reader calls what a pickle names, with the arguments and the state that it gives. So a pickle can make
+    it execute code, read memory at planted addresses, or crash. This reader calls nothing: it accepts only instructions
+    that build such values.
     """
     stack: list[Any] = []
     marks: list[int] = []
@@ -53,13 +53,13 @@ def read_pickle(content: bytes) -> Any:
 
     def append(items: list[Any]) -> None:
         if type(stack[-1]) is not list:
-            raise ValueError("it appends to what is no list")
+            raise ValueError("it appends to something that is not a list")
         stack[-1] += items
 
     def set_items(items: list[Any]) -> None:
-        # Keys are strings, since the hash of tuples in tuples has no limit to its depth.
+        # Keys are strings, since hashing nested tuples may recurse without limit.
         if type(stack[-1]) is not dict or not all(type(key) in (bytes, str) for key in items[::2]):
-            raise ValueError("it sets an item of what is no dictionary of strings")
+            raise ValueError("it sets an item of something that is not a dictionary of strings")
         stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
     def ask(name: str) -> None:

@@ -1,4 +1,4 @@
-"""What every report is made of: grids, means with their spread, who made the rows, and files.
+"""The parts of every report: grids, means with their spread, provenance, and files.
 
 A recipe's `render(folder)` makes its pages, tables and figures from the rows in a folder; nothing is trained.
 """
@@ -65,7 +65,8 @@ def made_by(row: Row, between: str = " ") -> str:
 def newest(rows: list[Row], varying: Iterable[str], fixed: Iterable[str]) -> list[Row]:
     """Return the rows of the last run in a file that also keeps older ones.
 
-    They agree with the file's last row in what is `fixed`; of those that agree in what is `varying`, the last counts.
+    They agree with the file's last row in the `fixed` names; of those that agree in the `varying` names, the last
+    counts.
     """
     names = list(varying)
     last = [row for row in rows if all(row.get(name) == rows[-1].get(name) for name in fixed)]

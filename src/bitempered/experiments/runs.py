@@ -1,8 +1,8 @@
-"""Runs: what identifies one, what made it, and how those that a folder lacks are made.
+"""Runs: their identity, their provenance, and making those that a folder lacks.
 
-A run has a row of results. It is not made again while a row with the same identity is in the folder: the same settings,
-the same data, the same version of this package and the same `RESULTS`. Commit, device and versions of other packages
-are kept in the row for information.
+A run has a row of results. It is not repeated while a row with the same identity is in the folder: the same settings,
+data, version of this package and `RESULTS`. The row also records commit, device and versions of other packages, for
+information.
 """
 
 import logging
@@ -21,15 +21,15 @@ from bitempered.experiments.files import Row, append_rows, lock, read_rows
 
 __all__ = ["RESULTS", "Job", "Progress", "Row", "commit", "find", "identity", "make", "provenance", "today"]
 
-# Raise it whenever training changes: a row of another number, or of none, is rendered but never reused.
+# Raise it whenever training changes: rows with another number, or none, are rendered but never reused.
 RESULTS = 1
 ARCHIVED = "$Format:%H$"  # `git archive` writes the commit here, see .gitattributes
 
-Progress = Callable[[int, int, str], None]  # work done, work in all, what is running
+Progress = Callable[[int, int, str], None]  # work done, total work, what is running
 
 
 def identity(setting: Row, data: str) -> Row:
-    """Return what the row of a run must agree with; `data` is a hash of what the run sees."""
+    """Return the values that the row of a run must have; `data` is a hash of the data that the run sees."""
     return {**setting, "data": data, "bitempered": __version__, "results": RESULTS}
 
 
@@ -49,11 +49,11 @@ class Job:
 
     name: str  # of the lock and of the checkpoints
     runs: list[Row]  # the identity of each
-    # Takes the places of the runs to make, their checkpoints, and how many jobs are done; returns what to add to the
-    # row of each run, and its metrics by epoch.
+    # Takes the places of the runs to make, their checkpoints, and the number of jobs done; returns the results to add
+    # to the row of each run, and its metrics by epoch.
     train: Callable[[list[int], list[Checkpoint], int], tuple[list[Row], list[Row]]]
     on_wait: Callable[[int], None] = lambda done: None  # called before it waits for another process
-    separate: bool = False  # a checkpoint for each run; otherwise one for all that are made
+    separate: bool = False  # a checkpoint for each run; otherwise one for all
 
     def checkpoints(self, folder: Path, places: Iterable[int]) -> list[Checkpoint]:
         runs = [self.runs[place] for place in places]
@@ -62,21 +62,21 @@ class Job:
 
 
 def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, device: str) -> list[Row]:
-    """Make the runs that the folder has no rows of; return the rows of all, job by job.
+    """Make the runs whose rows the folder lacks; return the rows of all, job by job.
 
-    `folder` gets `name`.jsonl, a row for each run; curves.jsonl, its metrics by epoch; and checkpoints of what is under
-    way. Several processes can share a folder: each takes jobs that no other is training, then waits for the rest. A job
-    is prepared when its turn comes.
+    `folder` gets `name`.jsonl, a row for each run; curves.jsonl, its metrics by epoch; and checkpoints of unfinished
+    runs. Several processes can share a folder: each takes jobs that no other is training, then waits for the rest. A
+    job is prepared when its turn comes.
     """
     rows_file, curves_file = folder / f"{name}.jsonl", folder / "curves.jsonl"
     maker = provenance(device)  # taken now: the source tree may change while this process trains
     done: dict[int, list[Row]] = {}
     queue = [(place, False) for place in range(len(jobs))]
-    for place, wait in queue:  # it grows by the jobs that other processes are training
+    for place, wait in queue:  # jobs that other processes are training are appended
         job = jobs[place]()
         if wait:
             job.on_wait(len(done))
-        if not done:  # not before the data is there, nor again if somebody deletes the folder
+        if not done:  # after the data has been read, and not again if somebody deletes the folder
             folder.mkdir(parents=True, exist_ok=True)
         with lock(folder, job.name, wait=wait) as held:
             kept = read_rows(rows_file)
@@ -87,7 +87,7 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, device: str
             checkpoints, everyone = (job.checkpoints(folder, part) for part in (missing, range(len(job.runs))))
             ours = {checkpoint.path for checkpoint in checkpoints + everyone}
             if missing:
-                drawn = read_rows(curves_file)  # ours too, if a process was killed between its curves and its rows
+                drawn = read_rows(curves_file)  # has ours too if a process was killed between writing curves and rows
                 if not job.separate:
                     warn_of_others(folder, job.name, ours)
                 results, curves = job.train(missing, checkpoints, len(done))
@@ -111,12 +111,12 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, device: str
 def warn_of_others(folder: Path, name: str, ours: set[Path]) -> None:
     for path in sorted(set(folder.glob(f"{name}-*.checkpoint")) - ours):
         logging.getLogger(__name__).warning(
-            "bitempered: %s belongs to a stopped run with other settings, data or version; this run starts anew", path
+            "bitempered: %s belongs to a stopped run with other settings, data or version; this run starts over", path
         )
 
 
 def provenance(device: str = "cpu") -> Row:
-    """Return the code and the machine that make a row. On a CPU the number of threads sets the order of sums."""
+    """Return the code and the machine behind a row. On a CPU the number of threads sets the order of sums."""
     gpu = device.startswith("cuda")
     return {
         "commit": commit(),
@@ -139,7 +139,7 @@ def commit() -> str:
     try:
         # An installed copy may lie inside somebody else's repository: ask whether git tracks it.
         git("ls-files", "--error-unmatch", here.name)
-        # Only code counts: results that are being written do not change it.
+        # Only code counts, not results that are being written.
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*.c", ":/*.toml")
         return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):

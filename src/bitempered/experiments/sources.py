@@ -1,4 +1,4 @@
-"""Data files from others: finding, downloading and reading them, without executing anything in them."""
+"""Find, download and read data files from others, without executing anything in them."""
 
 import csv
 import gzip
@@ -30,8 +30,8 @@ __all__ = [
 
 
 LIMIT = 2**29  # bytes: no file here holds as much, and none is read beyond it
-VALUES = 10**8  # of a table: a few gigabytes as Python has them
-LARGEST = 1e300  # of a table's numbers, so that sums of them are finite
+VALUES = 10**8  # the most in a table: a few gigabytes as Python objects
+LARGEST = 1e300  # the largest number in a table, so that sums are finite
 MISSING = ("na", "n/a", "#n/a", "<na>", "none", "null", "-", "?")  # how tables write "no label" among numbers
 
 
@@ -39,7 +39,7 @@ class DataError(Exception):
     """A data file is missing, damaged, or not what it should be; the message is one line that says what to do."""
 
     def __init__(self, message: str) -> None:
-        # What a file holds, such as the names of its columns, may break lines or move a terminal's cursor.
+        # Text from a file, such as column names, may break lines or move a terminal's cursor.
         super().__init__("".join(c if c.isprintable() else " " for c in message))
 
 
@@ -75,9 +75,9 @@ CIFAR100 = Source("https://www.cs.toronto.edu/~kriz", {"cifar-100-python.tar.gz"
 def fetch(name: str, source: Source, data_dir: Path | None) -> list[Path]:
     """Return the paths of a dataset's files, in the order of its source.
 
-    With a `data_dir` they are looked for there and in its subfolder `name`, and nothing is downloaded;
-    they may have been compressed again, so that their published checksums do not apply. Without one they
-    come from the cache or from the network, and their checksums must be right.
+    With a `data_dir` they must be there or in its subfolder `name`, and nothing is downloaded. They may have been
+    compressed again, so the published checksums are not checked. Without one they come from the cache or the network,
+    and their checksums must match.
     """
     if data_dir is not None:
         return [find(name, source, file, data_dir) for file in source.files]
@@ -86,7 +86,7 @@ def fetch(name: str, source: Source, data_dir: Path | None) -> list[Path]:
 
 def find(name: str, source: Source, file: str, data_dir: Path) -> Path:
     for folder in (data_dir, data_dir / name):
-        # CIFAR's archive also serves as the folder that it unpacks to.
+        # CIFAR's archive may also be given as the folder it unpacks to.
         for candidate in (folder / file, folder / file.removesuffix(".tar.gz")):
             if candidate.exists():
                 return candidate
@@ -107,7 +107,7 @@ def download(name: str, source: Source, file: str) -> Path:
     import pooch
     from rich.progress import Progress
 
-    pooch.get_logger().setLevel("WARNING")  # the progress bar says what it would
+    pooch.get_logger().setLevel("WARNING")  # the progress bar says the same
     try:
         with Progress(transient=True) as progress:
             path = pooch.retrieve(
@@ -149,7 +149,7 @@ class Bar:
         self.progress.reset(self.task)
 
     def close(self) -> None:
-        """Nothing: the bar closes with its `Progress`."""
+        """Do nothing: the bar closes with its `Progress`."""
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -168,7 +168,7 @@ def read_idx(path: Path) -> np.ndarray:
             if 0 in shape:
                 raise DataError(f"{path} holds nothing, its header announces {shape}; get it again")
             size = math.prod(shape)
-            # One byte more than there must be, and never all of a file that unpacks to far more.
+            # One byte too many shows that a file is too long; a file that unpacks to far more is never read whole.
             content = file.read(min(size, LIMIT) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot read {path}: {error}; get it again") from error
@@ -182,7 +182,7 @@ def read_idx(path: Path) -> np.ndarray:
 def read_cifar(path: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
     """Return images (n, 3, 32, 32) and fine labels (n,) of CIFAR-100's part "train" or "test".
 
-    `path` is the published archive or the folder cifar-100-python that is in it.
+    `path` is the published archive or the folder cifar-100-python from it.
     """
     try:
         if path.is_dir():
@@ -206,13 +206,13 @@ def read_cifar(path: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def tar_member(content: bytes, name: bytes) -> bytes:
-    """Return a file of a tar archive; Python's own reader goes round in circles where a size is negative."""
+    """Return a file of a tar archive; Python's own reader loops for ever on a negative size."""
     at = 0
     while at < len(content):
         header = content[at : at + 512]
         size = int(header[124:136].strip(b" \0") or b"0", 8)
         if size < 0:
-            raise ValueError("it is no tar archive")
+            raise ValueError("it is not a tar archive")
         if header[:100].rstrip(b"\0") == name:
             return content[at + 512 : at + 512 + size]
         at += 512 + -(-size // 512) * 512
@@ -227,7 +227,9 @@ def read_table(path: Path, label_column: str) -> tuple[np.ndarray, np.ndarray, l
     """
     columns = read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
     if label_column not in columns:
-        raise DataError(f"{path} has no column {label_column!r}; choose from: {some(columns)} (with --label-column)")
+        raise DataError(
+            f"{path} has no column {label_column!r}; choose from: {first_names(columns)} (with --label-column)"
+        )
     given = columns.pop(label_column)
     if not columns or not given:
         raise DataError(f"{path} must have rows, and a column beside the label {label_column!r}")
@@ -245,7 +247,7 @@ def read_table(path: Path, label_column: str) -> tuple[np.ndarray, np.ndarray, l
 
 
 def number(value: Any) -> float:
-    """Return a value of a table as a number, NaN if it is none."""
+    """Return a value of a table as a number, or NaN if it is not one."""
     try:
         return float(value)
     except (ValueError, TypeError, OverflowError):
@@ -262,7 +264,7 @@ def number_classes(path: Path, given: list[Any]) -> tuple[np.ndarray, list[str]]
         if value is None or text.strip().lstrip("+-").lower() in ("", "nan"):
             raise DataError(f"{path}, row {row}: the label is missing; fill it in or remove the row")
         labels.append(text)
-    # Python also takes 1_0 and the digits of all scripts for numbers, but whoever wrote them may not.
+    # Python also reads 1_0 and the digits of all scripts as numbers, but their author may have meant text.
     is_number = [text.isascii() and "_" not in text and not math.isnan(number(text)) for text in labels]
     others = [row for row, numeric in enumerate(is_number) if not numeric]
     if 0 < len(others) < len(labels) and all(labels[row].strip().lower() in MISSING for row in others):
@@ -294,7 +296,7 @@ def read_csv(path: Path) -> dict[str, list[Any]]:
     except ValueError as error:
         raise DataError(f"{path} is empty: expected a line of column names, then rows") from error
     if len(set(header)) < len(header):
-        raise DataError(f"{path} names a column twice: {some(header)}")
+        raise DataError(f"{path} names a column twice: {first_names(header)}")
     for row, line in enumerate(rows, start=1):
         if len(line) != len(header):
             raise DataError(f"{path}, row {row}: expected {len(header)} values as in the first line, got {len(line)}")
@@ -309,14 +311,14 @@ def read_parquet(path: Path) -> dict[str, list[Any]]:
     try:
         if path.is_file():
             size = parquet.read_metadata(path)
-            if size.num_rows * size.num_columns > VALUES:  # a few bytes can announce any number of equal values
+            if size.num_rows * size.num_columns > VALUES:  # a few bytes can encode any number of equal values
                 raise ValueError(f"it holds {size.num_rows} rows of {size.num_columns} columns, more than can be used")
         return parquet.read_table(path).to_pydict()
     except Exception as error:  # text that is not UTF-8, dates that Python does not have: nearly anything
         raise DataError(f"cannot read {path}: {str(error) or type(error).__name__}") from error
 
 
-def some(names: Iterable[str]) -> str:
-    """The first names of many."""
+def first_names(names: Iterable[str]) -> str:
+    """List the first 20 names, and the number of the others."""
     first = list(names)
     return ", ".join(name[:80] for name in first[:20]) + (f" and {len(first) - 20} more" if len(first) > 20 else "")

@@ -1,8 +1,7 @@
 """ResNet-34 on CIFAR-100, several runs side by side on one GPU, as the papers on noisy labels train it.
 
-Each run is a CUDA graph on a stream of its own: what one leaves idle another uses. An epoch leaves out the images that
-do not fill a batch (80 of 50,000), and a GPU computes in bfloat16. A run that was stopped goes on from its last
-checkpoint.
+Each run is a CUDA graph on its own stream, so that runs use each other's idle time. An epoch leaves out the images that
+do not fill a batch (80 of 50,000), and a GPU computes in bfloat16. A stopped run continues from its last checkpoint.
 """
 
 import copy
@@ -36,7 +35,7 @@ SAVE_SECONDS = 60  # between two checkpoints, at least; they are written when an
 
 @dataclass(frozen=True)
 class Protocol:
-    """The training that every loss gets."""
+    """The training that all losses share."""
 
     name: str
     noise_model: str
@@ -44,7 +43,7 @@ class Protocol:
     weight_decay: float
     stairs: tuple[float, ...] = ()  # fractions of the run after which the rate falls to a tenth; without any, a cosine
     rotation: float = 0.0  # degrees, at most
-    clip: float = math.inf  # norm that the gradient is cut to, before weight decay is added
+    clip: float = math.inf  # largest norm of the gradient, before weight decay is added
     rate: float = 0.1
     batch_size: int = 128
     momentum: float = 0.9
@@ -63,7 +62,7 @@ class Setting:
     """One run: a loss, its noise and its seed. `held_out` images are not trained on; their noisy labels choose."""
 
     loss: Loss
-    noise: float  # fraction of wrong labels; for human labels it is only written down
+    noise: float  # fraction of wrong labels; only recorded for human labels
     seed: int
     rescale: bool = False  # K^(1 - t1) L(K^(t2 - 1) logits): gradients start as large as cross-entropy's
     held_out: int = 0
@@ -93,7 +92,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Images:
-    """CIFAR-100 as published, images (n, 3, 32, 32) uint8 with their labels, and human labels where asked for."""
+    """CIFAR-100 as published, images (n, 3, 32, 32) uint8 with their labels, and human labels if requested."""
 
     train: tuple[np.ndarray, np.ndarray]
     test: tuple[np.ndarray, np.ndarray]
@@ -101,9 +100,9 @@ class Images:
 
     @classmethod
     def read(cls, data_dir: Path | None, human: bool) -> "Images":
-        """Read them from `data_dir`, or download the images; human labels are in cifar100n.npz in `data_dir`."""
+        """Read the images from `data_dir` or download them; read human labels from cifar100n.npz in `data_dir`."""
         if human:
-            human_labels_file(data_dir)  # before a download that would be for nothing
+            human_labels_file(data_dir)  # fail before a useless download
         train, test = read_parts("cifar100", data_dir)
         return cls(train, test, load_human_labels(train[1], data_dir) if human else None)
 
@@ -118,9 +117,9 @@ def run(
     device: str = "cuda",
     at_once: int = 3,
 ) -> list[Row]:
-    """Train every setting that `folder` has no row of yet, `at_once` at a time; return the rows of all of them.
+    """Train every setting whose row `folder` lacks, `at_once` at a time; return the rows of all settings.
 
-    `runs.make` says what the folder gets; its rows are in protocol-NAME.jsonl.
+    `runs.make` describes the folder; its rows are in protocol-NAME.jsonl.
     """
     name = f"protocol-{protocol.name}"
 
@@ -141,7 +140,7 @@ def run(
 
         return Job(name, [run.identity() for run in runs], train_runs, separate=True)
 
-    # Runs are made twice, first for their identities alone, so that no more than a fleet is ever in memory.
+    # Each run is built twice, first only for its identity, so that no more than a fleet is ever in memory.
     wanted = {setting: prepare(setting).identity() for setting in settings}
     rows_file = folder / f"{name}.jsonl"
     rows = read_rows(rows_file)
@@ -153,7 +152,7 @@ def run(
 
 
 def train(fleet: list["Run"], checkpoints: list[Checkpoint], tell: Callable[[int, str], None]) -> float:
-    """Train runs side by side to the end; return the seconds that took, including those before an interruption."""
+    """Train runs side by side to the end; return the seconds it took, including those before an interruption."""
     for item, checkpoint in zip(fleet, checkpoints, strict=True):
         item.start(checkpoint)
     started = saved = time.perf_counter()
@@ -219,7 +218,7 @@ class Run:
         return identity(setting, self.data)
 
     def start(self, checkpoint: Checkpoint) -> None:
-        """Bring everything to the device, go on from a checkpoint if there is one, and record a step as a graph."""
+        """Move everything to the device, continue from any checkpoint, and record a step as a graph."""
         cuda = self.device.type == "cuda"
         layout = torch.channels_last if cuda else torch.contiguous_format
         self.network = resnet34(CLASSES, self.setting.seed, self.protocol.width)
@@ -241,12 +240,12 @@ class Run:
         self.epoch_images = torch.zeros_like(self.images[:kept])
         self.epoch_labels = torch.zeros_like(self.labels[:, :kept])
         self.place = torch.arange(self.protocol.batch_size, device=self.device)
-        self.sums = torch.zeros(3, device=self.device)  # of the loss, of right answers by noisy and by true labels
+        self.sums = torch.zeros(3, device=self.device)  # of the loss, of correct answers by noisy and by true labels
         self.generator = torch.Generator(self.device)
         self.stream = torch.cuda.Stream() if cuda else None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.recorded: Loss | None = None  # the loss of the graph
-        for weight in self.network.parameters():  # there before the first step, for graphs and checkpoints
+        for weight in self.network.parameters():  # graphs and checkpoints need it before the first step
             self.optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         checkpoint.load(self.restore, self.device)
         if cuda:
@@ -254,7 +253,7 @@ class Run:
             self.record()
 
     def one_step(self) -> None:
-        """One batch: forward, backward, new weights."""
+        """Train on one batch: forward, backward, new weights."""
         x, (target, clean) = self.epoch_images[self.place], self.epoch_labels[:, self.place]
         logits = self.logits(self.forward, x)
         losses = self.setting.losses(logits, target, self.epoch)
@@ -279,7 +278,7 @@ class Run:
         loss = self.setting.loss_at(self.epoch)
         if self.stream is None or loss == self.recorded:
             return
-        self.graph = None  # its memory, before the next graph takes as much
+        self.graph = None  # frees its memory before the next graph takes as much
         self.network.train()
         network, momentum = copy.deepcopy((self.network.state_dict(), self.momentum()))
         self.place.copy_(torch.arange(self.protocol.batch_size))
@@ -313,7 +312,7 @@ class Run:
             self.stream.wait_stream(torch.cuda.current_stream())
 
     def step(self) -> None:
-        """One batch, by the recorded graph where there is one."""
+        """Train on one batch, by the recorded graph if there is one."""
         if self.graph is None or self.stream is None:
             self.one_step()
             return
@@ -321,7 +320,7 @@ class Run:
             self.graph.replay()
 
     def end_epoch(self) -> None:
-        """Measure if it is time to. Training metrics are means over the batches of the epoch as it went."""
+        """Measure if it is time to. Training metrics are means over the epoch's batches."""
         self.epoch += 1
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
@@ -363,23 +362,23 @@ class Run:
             buffer.copy_(value)
 
     def state(self) -> Row:
-        """What a checkpoint keeps."""
+        """Return the contents of a checkpoint."""
         return {
             "epoch": self.epoch, "seconds": self.seconds, "metrics": self.metrics,
             "network": self.network.state_dict(), "momentum": self.momentum(),
         }  # fmt: skip
 
     def restore(self, kept: Row) -> None:
-        """Go on from what `state` returned."""
+        """Continue from what `state` returned."""
         self.network.load_state_dict(kept["network"])
         self.set_momentum(kept["momentum"])
         self.epoch, self.seconds, self.metrics = kept["epoch"], kept["seconds"], kept["metrics"]
 
 
 def move(images: Tensor, rotation: float, generator: torch.Generator) -> Tensor:
-    """Shift images (n, 32, 32, 3) by up to 4 pixels, mirror half, turn by up to `rotation` degrees; black comes in.
+    """Shift images (n, 32, 32, 3) by up to 4 pixels, mirror half, rotate by up to `rotation` degrees; fill with black.
 
-    Each pixel is looked up where it came from: turned back about the centre to the nearest pixel, mirrored, shifted.
+    Each pixel is looked up where it came from: rotated back about the centre to the nearest pixel, mirrored, shifted.
     """
     n, size, device = len(images), images.shape[1], images.device
     draw = torch.rand((4, n, 1, 1), generator=generator, device=device)

@@ -1,12 +1,12 @@
 """One training loop, the same for every loss, network and device, for many runs at once.
 
 A fleet is a set of members that share a network, its initial weights, the images, the order of the batches and the
-dropped units; each has a loss, wrong labels and a learning rate of its own. Their weights are stacked, so that twelve
-small networks fill a GPU that each alone would leave idle. There a whole step, from the gathering of the batch to the
-new weights, is one CUDA graph in bfloat16 over float32 weights.
+dropped units; each has its own loss, wrong labels and learning rate. Their weights are stacked, so that twelve small
+networks fill a GPU that each alone would leave idle. There a whole step, from gathering the batch to the new weights,
+is one CUDA graph in bfloat16 over float32 weights.
 
-A run ends with a row of metrics per epoch. With a `checkpoint` it can be killed at any moment: the next call goes on
-from the last epoch that was saved, and on a CPU comes to the same numbers bit for bit.
+A run returns a row of metrics per epoch. With a `checkpoint` it can be killed at any moment: the next call continues
+from the last saved epoch, and on a CPU gives the same numbers bit for bit.
 """
 
 import math
@@ -28,12 +28,12 @@ from bitempered.experiments.networks import NETWORKS
 
 __all__ = ["Member", "Training", "train"]
 
-OPTIMIZERS = {"adam": 2, "adadelta": 2, "sgd": 1}  # by how many numbers they keep for each weight
+OPTIMIZERS = {"adam": 2, "adadelta": 2, "sgd": 1}  # how many numbers each keeps per weight
 SHOWN = 5_000  # training rows whose accuracy is measured after each epoch
 SAVE_SECONDS = 20  # between two checkpoints, at least; they are written when an epoch ends
 
 METRICS = ("training_loss", "validation", "test", "clean", "noisy")  # of each member after each epoch
-Metrics = list[dict[str, Any]]  # by epoch; each value is a number or, of the members, a list
+Metrics = list[dict[str, Any]]  # by epoch; each value is a number, or a list with one per member
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Training:
     optimizer: str
     epochs: int
     batch_size: int = 128
-    steps: int | None = None  # the run ends after so many, if its epochs have more
+    steps: int | None = None  # the run ends after this many, if its epochs have more
     stairs: tuple[float, ...] = ()  # fractions of the run after which the rate falls to a tenth
     warmup: int = 0  # steps in which the rate rises from 0
     momentum: float = 0.9
     weight_decay: float = 0.0
-    clip: float = math.inf  # norm that a member's gradient is cut to
+    clip: float = math.inf  # largest norm of a member's gradient
     augment: bool = False  # images are mirrored and moved by up to 4 pixels at random
     width: int = 256  # of the perceptron
 
@@ -63,7 +63,7 @@ class Training:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def length(self, rows: int) -> int:
-        """How many epochs the run has with so many training rows; the last may be cut short."""
+        """Return the number of epochs for this many training rows; the last may be cut short."""
         per_epoch = rows // min(self.batch_size, rows)
         return self.epochs if self.steps is None else min(self.epochs, -(-self.steps // per_epoch))
 
@@ -88,7 +88,7 @@ def train(
     checkpoint: Checkpoint | None = None,
     on_epoch: Callable[[int, dict[str, Any]], None] = lambda epoch, metrics: None,
 ) -> Metrics:
-    """Train the members together and return, for each epoch, lists of what each member reached.
+    """Train the members together and return, for each epoch, a list of each metric, by member.
 
     `training_loss` is the mean over the epoch's batches, null where it is not finite; `validation` the accuracy on the
     member's own (noisy) validation labels; `test` on the split's test labels; `clean` and `noisy` the accuracy on
@@ -113,7 +113,7 @@ def train(
 
 
 class Fleet:
-    """Everything that a step changes, on one device."""
+    """The members on one device: their weights, data, and everything that a step changes."""
 
     def __init__(
         self, training: Training, members: list[Member], split: Split, seed: int, device: torch.device
@@ -140,11 +140,11 @@ class Fleet:
         one = self.network.initial(torch.Generator().manual_seed(seed))
         self.weights = [w.expand(len(members), *w.shape).clone().to(device) for w in one.values()]
         self.names = list(one)
-        # What the forward pass reads: the weights themselves, or their copies in half precision.
+        # The forward pass reads these: the weights themselves, or their copies in half precision.
         self.leaves = [(w if w.dtype == self.half else w.to(self.half)).detach().requires_grad_() for w in self.weights]
         slots = OPTIMIZERS[training.optimizer]
         self.slots = [[torch.zeros_like(w) for w in self.weights] for _ in range(slots)]
-        self.count = torch.zeros((), dtype=torch.int64, device=device)  # of steps, where the device can see it
+        self.count = torch.zeros((), dtype=torch.int64, device=device)  # of steps, on the device
 
         self.batch = min(training.batch_size, len(self.images))
         self.per_epoch = len(self.images) // self.batch
@@ -164,7 +164,7 @@ class Fleet:
         self.replay: Callable[[], None] | None = None
 
     def step(self) -> None:
-        """One batch: forward, backward, new weights."""
+        """Train on one batch: forward, backward, new weights."""
         rows = self.order[self.position]
         x = self.scale(self.images[rows], self.half)
         if self.training.augment:
@@ -181,12 +181,12 @@ class Fleet:
             self.losses += losses
 
     def drop(self, hidden: Tensor, rate: float) -> Tensor:
-        """Drop the same units of every member, so that a member does not depend on the others."""
+        """Drop the same units of every member, so that no member depends on the others."""
         kept = torch.rand(hidden.shape[1:], generator=self.generator, device=self.device) >= rate
         return hidden * (kept / (1 - rate)).to(hidden.dtype)
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The losses `(members, n)`, one call for all members that have the same loss."""
+        """Return the losses `(members, n)`, with one call for all members that share a loss."""
         found = [
             loss(logits[places].flatten(0, 1), target[places].flatten()).view(len(places), -1)
             for loss, places in self.groups.items()
@@ -194,9 +194,9 @@ class Fleet:
         return torch.cat(found)[self.inverse]
 
     def epoch(self, number: int) -> dict[str, Any]:
-        """Train for one epoch, or for what is left of the run, and measure."""
+        """Train for one epoch, or for the rest of the run, and measure."""
         steps = min(self.per_epoch, self.steps - self.done)
-        # Each epoch begins from its own seed: nothing random has to be kept for a run that goes on later.
+        # Each epoch has its own seed: a checkpoint need not store random state.
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(self.draw(number, 0)))
         self.order.copy_(order[: len(self.order)])
         self.position.copy_(torch.arange(self.batch))
@@ -254,25 +254,25 @@ class Fleet:
         return torch.cat([logits.argmax(dim=2) for logits in parts], dim=1)
 
     def changed(self) -> list[Tensor]:
-        """All that the steps have changed except the leaves, which are copies of the weights."""
+        """Return all tensors that steps change, except the leaves, which are copies of the weights."""
         return [*self.weights, *chain(*self.slots), self.count]
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the contents of a checkpoint."""
         return {"state": self.changed(), "metrics": self.metrics}
 
     @torch.no_grad()
     def restore(self, kept: dict[str, Any]) -> None:
-        """Go on from what `state` returned; raise an exception if it is something else."""
+        """Continue from what `state` returned; raise an exception if it is something else."""
         for tensor, old in zip(self.changed(), kept["state"], strict=True):
-            if (tensor.shape, tensor.dtype) != (old.shape, old.dtype):  # copy_ would stretch and convert it
+            if (tensor.shape, tensor.dtype) != (old.shape, old.dtype):  # copy_ would broadcast and convert it
                 raise ValueError("a tensor of another shape or dtype")
             tensor.copy_(old)
         check_metrics(kept["metrics"], len(self.members))
         self.metrics[:] = kept["metrics"]
         self.done = int(self.count)
         if self.done != min(len(self.metrics) * self.per_epoch, self.steps):
-            raise ValueError("steps of another number than its epochs have")
+            raise ValueError("a number of steps that does not match its epochs")
         for weight, leaf in zip(self.weights, self.leaves, strict=True):
             leaf.copy_(weight)
 
@@ -284,11 +284,11 @@ def check_metrics(metrics: Metrics, members: int) -> None:
         if row["epoch"] != number or {len(values) for values in (row["training_loss"], *accuracies)} != {members}:
             raise ValueError("metrics of another run")
         if not all(isinstance(value, float) for value in (row["seconds"], *chain(*accuracies))):
-            raise ValueError("metrics that are no numbers")
+            raise ValueError("metrics that are not numbers")
 
 
 class Scaler:
-    """Brings rows to the scale that a network sees: bytes are standardised by channel, floats are left alone."""
+    """Scales rows for a network: bytes are standardised by channel, floats are left alone."""
 
     def __init__(self, images: Tensor, *, flat: bool) -> None:
         self.flat = flat
@@ -308,7 +308,7 @@ class Scaler:
 
 
 def shift_and_mirror(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Move images `(n, h, w, c)` by up to 4 pixels either way, zeros coming in, and mirror half of them."""
+    """Shift images `(n, h, w, c)` by up to 4 pixels either way, filling with zeros, and mirror half of them."""
     n, height, width, _ = x.shape
     draws = torch.randint(0, 9, (2, n), generator=generator, device=x.device)
     mirrored = torch.rand(n, generator=generator, device=x.device) < 0.5
@@ -338,8 +338,8 @@ def update(
 ) -> None:
     """Change all weights of all members, one rate for each member.
 
-    Adam as published (0.9, 0.999, 1e-8); AdaDelta with TensorFlow's constants (0.95, 1e-8), as the paper's; SGD with
-    heavy-ball momentum. Weight decay is added to the gradient; clipping is by the norm of all of a member's gradient.
+    Adam as published (0.9, 0.999, 1e-8); AdaDelta with TensorFlow's constants (0.95, 1e-8), as in the paper; SGD with
+    heavy-ball momentum. Weight decay is added to the gradient; clipping is by the norm of a member's whole gradient.
     """
     grads = [g.float() for g in grads]
     if training.weight_decay:

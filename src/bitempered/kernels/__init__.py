@@ -1,11 +1,11 @@
-"""Fast implementations for PyTorch, which `bitempered.torch` calls, and `choose`, the only place that picks one.
+"""Fast implementations for `bitempered.torch`, and `choose`, the only place that picks one.
 
 - "core" computes everything.
 - "triton" computes losses over classes and the tempered softmax on a GPU, in half precision and float32.
 - "cpu" computes losses of class indices, logits (N, C) in float32, on a CPU with a C compiler. BITEMPERED_CPU_KERNEL=0
   in the environment turns it off.
 
-The kernels have first derivatives. Second ones, jvp and vmap go through core.
+The kernels compute first derivatives; core computes second derivatives, jvp and vmap.
 """
 
 import importlib.util
@@ -45,12 +45,12 @@ def use(name: str) -> Iterator[None]:
 
 
 def choose(logits: Tensor, target: Tensor | None, axis: int | None) -> str:
-    """The name of the implementation for a loss, or without a target for a tempered softmax.
+    """Return the name of the implementation for a loss or, without a target, for a tempered softmax.
 
-    `axis` is that of the classes, None for a binary loss.
+    `axis` is the class axis, None for a binary loss.
     """
     if torch.compiler.is_compiling():
-        # The compiler can fuse core. A loss on the GPU is the kernel, as an operator of its own. Not in torch.export:
+        # The compiler can fuse core. A loss on the GPU uses the kernel, as an opaque operator, but not in torch.export:
         # exported programs run without this package. Unless strict, export traces without Dynamo.
         operator = logits.is_cuda and target is not None and torch.compiler.is_dynamo_compiling()
         return "triton" if operator and _triton_cannot(logits, target, axis) is None else "core"

@@ -1,15 +1,15 @@
 /* The loss of class indices and its gradient, in float32 on a CPU: core.py restated, with its symbols.
 
-   A block is LANES rows side by side where classes are few, or one row folded into LANES columns. Vectors run over it
-   either way, and it is read from memory once: all that follows happens while it is in cache. What there is one of per
-   row is float64, and sums are carried over to float64 every CHUNK vectors.
+   A block is LANES rows side by side if there are few classes, or one row folded into LANES columns. Vectors run over
+   it either way, and it is read from memory once: later passes find it in the cache. Numbers per row are float64, and
+   sums are carried over to float64 every CHUNK vectors.
 
-   The largest logit, the top, is left out of the float32 sums: its r is 1, and its gradient is made of float64. So the
-   small gradients of rows that are sure, of the right class or of a wrong one, are right to 1e-5 of themselves.
+   The largest logit, the top, is left out of the float32 sums: its r is 1, and its gradient is computed in float64. So
+   the small gradients of confident rows, right or wrong, have a relative error of 1e-5.
 
    Float32 is not enough for smoothed targets, whose divergence is a sum of small differences, for large weights, which
    magnify its rounding, and for gaps near its largest number. There float32 only finds m to about 1e-7, and the
-   functions named _64 go on in float64. */
+   functions named _64 continue in float64. */
 
 #include <math.h>
 #include <stdint.h>
@@ -20,7 +20,7 @@
 
 #define FOLDED_FROM 512 /* classes */
 #define CHUNK 32
-#define GRAIN 4096  /* a thread takes blocks of at least that many logits at once */
+#define GRAIN 4096  /* a thread takes blocks of at least this many logits at once */
 #define MAGNIFIED 8 /* a gradient scaled by more than this needs float64: float32 is off by up to 2e-7 */
 
 typedef struct {
@@ -36,11 +36,11 @@ typedef struct {
     int out_of_memory;
 } Job;
 
-typedef struct { /* what is known of a block, by lane; in a folded row all lanes know the same */
+typedef struct { /* the state of a block, by lane; in a folded row all lanes hold the same */
     int folded, used, in_float64; /* used: how many lanes stand for a row each */
     int64_t length;               /* in vectors */
     vf *u, *low;                  /* the block: gaps, and what rounding took from them */
-    vf *e, *v;                    /* what the last pass makes of it, */
+    vf *e, *v;                    /* the results of the last pass, */
     vd *e_64, *v_64;              /* or in float64, in the same memory */
     int64_t row[LANES], top[LANES], label[LANES];
     vl bad[2], is_top[2];           /* rows with NaN, +inf, or nothing but -inf; whose label is the top */
@@ -65,7 +65,7 @@ INLINE double z_of(const Job *job, int64_t class) {
     return job->smoothing == 0 ? 0 : job->smoothing / job->k * (job->weight ? job->weight[class] : 1);
 }
 
-/* Gaps u, NaN for what is left out: masked classes, columns beyond the last class, and the top. */
+/* Gaps u; NaN marks the columns to leave out: masked classes, those beyond the last class, and the top. */
 static void load(const Job *job, Rows *rows) {
     vf *u = rows->u, max = all(-INFINITY);
     float *scalars = (float *)u, limit = 0x1p126f / (job->s > 1 ? (float)job->s : 1); /* s u must be finite */
@@ -108,7 +108,7 @@ static void load(const Job *job, Rows *rows) {
     }
     finish(rows, sum, 0);
     finish(rows, rows->count, 0);
-    if (largest(sum) >= limit) { /* what the limit has cut off belongs to low as well */
+    if (largest(sum) >= limit) { /* low must also hold what the limit has cut off */
         rows->in_float64 = 1;
         EACH(l) for (int64_t i = 0; i < job->k; i++) {
             int64_t at = place(rows, i, l);
@@ -130,14 +130,14 @@ static void load(const Job *job, Rows *rows) {
     HALVES(h) {
         rows->max[h] = half(&max, h);
         rows->bad[h] = (rows->bad[h] != 0) | ~((rows->max[h] > -INFINITY) & (rows->max[h] < INFINITY));
-        /* core.lower_bound */
+        /* core.start */
         vd log_n = log_(rows->count[h]), v = sum[h] / rows->count[h] * exp_(-job->s * log_n);
         vd bound = log_n - psi(v, -job->s);
         rows->m[h] = keep64((job->s * v < 1.0) & (bound > 0.0) & ~rows->bad[h], bound);
     }
 }
 
-typedef struct { /* s e^(-s m) and what is left of it after rounding; log2(e) / -s */
+typedef struct { /* s e^(-s m), and its rounding error; log2(e) / -s */
     vf high, minus_high, low, to_log2;
 } Factors;
 
@@ -187,10 +187,10 @@ INLINE void sum_powers(const Job *job, Rows *rows, Powers *sums, const int KIND)
     finish(rows, sums->r, 1), finish(rows, sums->r_t, 1), finish(rows, sums->r_2t, 1);
 }
 
-/* core.normalizer by Halley's method, whose third sum costs two multiplications. It may overshoot; so the Newton step
-   from a lower bound, which is a lower bound too, is kept to fall back to. With h, half the curvature times the Newton
-   step, what a step leaves is of the order of h change^2. Where the support is finite (s < 0) classes may have entered
-   it, and only a small change says that m has settled. */
+/* core.normalizer by Halley's method, whose third sum costs two multiplications. It may overshoot, so we fall back to
+   the Newton step from a lower bound, which is a lower bound too. With h, half the curvature times the Newton step, the
+   error after a step is of the order of h change^2. If the support is finite (s < 0) classes may have entered it, and
+   only a small change shows that m has settled. */
 INLINE void solve(const Job *job, Rows *rows, const int KIND) {
     double t = job->t2, s = job->s;
     Lanes bound = {0}, left;
@@ -259,7 +259,7 @@ INLINE Ratios64 ratios_64(const Rows *rows, int64_t j, int h, vd factor, double 
     return (Ratios64){KIND ? w : all64(1), log_r, KIND < 0 ? w > 0.0 : gap == gap, (u != u) & (low == low)};
 }
 
-/* core.normalizer from where float32 ended. What a step leaves is of the order of t2 change^2; but see `solve`. */
+/* core.normalizer, continued from float32. The error after a step is of the order of t2 change^2; but see `solve`. */
 INLINE void solve_64(const Job *job, Rows *rows, const int KIND) {
     double s = job->s;
     for (int step = 0; step < 30; step++) {
@@ -295,9 +295,9 @@ typedef struct {
 
        b (q phi_{1-t1}(d) - q + y_hat) / (2 - t1)  =  b (q - y_hat - y_hat phi_{2-t1}(d)) / (t1 - 1),
 
-   the first for t1 away from 2, the second for t1 away from 1. `risen` is b q phi(d) or b y_hat phi(d): a difference of
-   powers, but next to t1 = 1 or 2 that cancels, and it is a power times expm1; the larger power, as the other may
-   overflow. Near d = 0 all of it cancels, and both formulas are b q times a series in d.
+   the first for t1 away from 2, the second for t1 away from 1. `risen` is b q phi(d) or b y_hat phi(d), a difference of
+   powers. Next to t1 = 1 or 2 these cancel, and it is computed as a power times expm1, with the larger power, since
+   the other may overflow. Near d = 0 everything cancels, and both formulas are b q times a series in d.
    T = y_hat^(t2 - t1); inside: where y_hat is not 0. */
 INLINE Part part(double t1, vd q, vd log_q, vd a, vd p, vd log_p, vd b, vd T, vl inside) {
     double tau = 1 - t1, kappa = 2 - t1, rate = t1 > 1.5 ? kappa : tau, speed = fabs(rate);
@@ -321,7 +321,7 @@ INLINE Part part_of(double t1, vd q, vd log_p, vd T, vl inside) {
     return part(t1, q, log_q, a, keep64(inside, exp_(log_p)), log_p, exp_((1 - t1) * log_p), T, inside);
 }
 
-/* The last pass in float64, over all classes but the top and the label; the sum of their parts is left in `loss`. */
+/* The last pass in float64, over all classes except the top and the label; the sum of their parts goes to `loss`. */
 INLINE void last_pass_64(const Job *job, Rows *rows, const int KIND, const int SMOOTH) {
     double t1 = job->t1, t2 = job->t2, s = job->s, tau = 1 - t1;
     Lanes log_W, W_power, over_W;
@@ -380,7 +380,7 @@ static void solve_and_sum(const Job *job, Rows *rows) {
     }
 }
 
-/* The losses and gradients from what a last pass left. */
+/* The losses and gradients from the results of a last pass. */
 static float *conclude(const Job *job, Rows *rows) {
     float *gradient = (float *)rows->v;
     double t1 = job->t1;
@@ -502,7 +502,7 @@ static void work(void *data) {
     free(rows.u);
 }
 
-/* What smoothing gives to every class. */
+/* The share of the target that smoothing gives to every class. */
 static void spread_label(Job *job) {
     int64_t size = 2 * block_length(job->k), times = job->k < FOLDED_FROM ? LANES : 1;
     job->log_z = job->z + size, job->z_power = job->log_z + size;

@@ -1,7 +1,7 @@
 """The loss of class indices in float32 on a CPU: cpu.c, compiled into a library at first use.
 
-C was chosen by measurement: nanoseconds per logit for loss and gradient at (0.8, 1.2) on one core of a busy machine,
-and the costs besides.
+We chose C by measurement: nanoseconds per logit for loss and gradient at (0.8, 1.2) on one core of a busy machine, and
+other costs.
 
     classes                                    10   100   1,000   16,000   first use   every start   a call
     cpu.c, gcc 12 and ctypes                   17     7       4        4         2 s             -     2 us
@@ -11,8 +11,8 @@ Smoothed targets are computed in float64, which takes 2 to 5 times as long.
 
 Numba would bring a second thread pool, and the flag that lets LLVM vectorise sums also lets it remove the rounding step
 of exp2. torch.compile (`bitempered bench`) recompiles for new shapes and options, and cannot stop when a row has
-converged. The wheel stays pure Python. Without a compiler core computes the loss, and a warning in the log of
-"bitempered" says why. BITEMPERED_CPU_KERNEL=0 in the environment turns the kernel off.
+converged. The wheel stays pure Python. Without a compiler, core computes the loss, and the logger "bitempered" warns
+why. BITEMPERED_CPU_KERNEL=0 in the environment turns the kernel off.
 """
 
 import ctypes
@@ -49,7 +49,7 @@ _BAD_INDEX, _OUT_OF_MEMORY = 1, 2  # what bitempered_loss returns where it has n
 
 
 class Unavailable(Exception):
-    """Why the library cannot be made here."""
+    """The reason why the library cannot be built here."""
 
 
 def compiler() -> list[str]:
@@ -58,7 +58,7 @@ def compiler() -> list[str]:
 
 @functools.cache
 def library() -> ctypes.CDLL | Unavailable:
-    """The library of cpu.c, made once per source, compiler and processor, and kept in the user's cache folder."""
+    """Load cpu.c as a library, built once per source, compiler and processor, and kept in the user's cache folder."""
     switch = os.environ.get("BITEMPERED_CPU_KERNEL") or "1"
     if switch != "1":
         return Unavailable(f"BITEMPERED_CPU_KERNEL={switch} turns it off")
@@ -101,7 +101,7 @@ def _find_or_make() -> ctypes.CDLL:
 
 
 def _name(key: str, path: Path) -> str:
-    """The file name that the library at `path` must have, which includes the hash of its content."""
+    """Return the file name that the library at `path` must have, which includes the hash of its content."""
     return f"cpu-{key}-{hashlib.sha256(path.read_bytes()).hexdigest()}.so"
 
 
@@ -112,9 +112,9 @@ def _is_private(path: Path) -> bool:
 
 
 def _private_folder() -> Path:
-    """The cache folder. It must belong to this user and be closed to others: what it holds is loaded and runs."""
+    """Return the cache folder. Only this user may own it and write to it, since we load and run its contents."""
     if not hasattr(os, "getuid"):
-        raise Unavailable("it is made for POSIX systems")
+        raise Unavailable("it needs a POSIX system")
     import pwd
 
     homes = [Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.environ.get("HOME", "")) / ".cache"]
@@ -170,9 +170,9 @@ def _load(path: Path) -> ctypes.CDLL:
 
 @functools.cache
 def _parallel() -> int | None:
-    """The OpenMP entry point that torch is linked to: a second pool of threads would compete with torch's.
+    """Return the OpenMP entry point that torch is linked to: a second thread pool would compete with torch's.
 
-    None if there is none, as on macOS. Then one thread computes.
+    If there is none, as on macOS, return None, and one thread computes.
     """
     try:
         torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
@@ -188,7 +188,7 @@ def loss(
     options: LossOptions,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The loss of logits (N, C) with class indices (N,). Raises IndexError for one that is no class."""
+    """The loss of logits (N, C) with class indices (N,). Raises IndexError for an index that is not a class."""
     return _call(logits, target, weight, options, None).to(dtype)
 
 

@@ -1,6 +1,6 @@
 """The private functions of torch that tell whether a kernel may read a tensor's memory.
 
-Other versions of torch may not have them. If one of `NEEDED` is missing, no kernel runs and core computes everything.
+Other versions of torch may lack them. If one of `NEEDED` is missing, no kernel runs and core computes everything.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ NEEDED = (
 
 
 def _find(name: str) -> Any:
-    """A private part of torch, or None if this version does not have it."""
+    """Return a private part of torch, or None if this version lacks it."""
     found: Any = torch
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -48,12 +48,12 @@ def why_not_plain(logits: Tensor, target: Tensor | None) -> str | None:
 
 
 def jvp_levels() -> int | None:
-    """How many forward-mode transforms of torch.func are active; None if this version of torch does not say."""
+    """Return the number of active forward-mode transforms of torch.func; None if this torch does not tell."""
     if _interpreters is None or _jvp is None:
         return None
     return sum(level.key() == _jvp for level in _interpreters() or [])
 
 
 def single_level_apply(function: Any) -> Any:
-    """`function.apply` without its part for the transforms of torch.func, where torch has them apart."""
+    """Return `function.apply` without its support for torch.func transforms, if this torch keeps the two apart."""
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)

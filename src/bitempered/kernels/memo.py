@@ -1,4 +1,4 @@
-"""What a training loop would otherwise work out thousands of times: one dictionary type for all that is remembered."""
+"""A bounded cache for what a training loop would otherwise recompute in every call."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What class indices mean to a loss: how much each of them counts, and what is wrong with a bad one."""
+"""The weights of class indices, and the error for a bad index."""
 
 import torch
 from torch import Tensor

@@ -22,7 +22,7 @@ INLINE vf all(float x) { return (vf){0} + x; }
 INLINE vf keep(vi where, vf x) { return (vf)(where & (vi)x); }
 INLINE vf pick(vi where, vf x, vf y) { return (vf)((where & (vi)x) | (~where & (vi)y)); }
 
-/* What rounding takes from the product x y, where it cannot be fused with a sum. The halves of x and y have 12 bits. */
+/* The rounding error of the product x y, where it cannot be fused with a sum. The halves of x and y have 12 bits. */
 INLINE vf lost(vf x, vf y, vf product) {
     vf x_high = (vf)((vi)x & ~0xfff), x_low = x - x_high, y_high = (vf)((vi)y & ~0xfff), y_low = y - y_high;
     return ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low;

@@ -1,4 +1,4 @@
-"""The bi-tempered logistic loss for PyTorch: functions with the manners of `torch.nn.functional`, and modules."""
+"""The bi-tempered logistic loss for PyTorch: functions in the style of `torch.nn.functional`, and modules."""
 
 try:
     import torch  # noqa: F401

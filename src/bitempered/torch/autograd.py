@@ -1,4 +1,4 @@
-"""The differentiable operations that everything in `bitempered.torch` is made of.
+"""The differentiable operations behind `bitempered.torch`.
 
 Each solves once in forward. Backward uses `core`'s closed forms in plain torch operations on what forward saved, so
 it never iterates and can itself be differentiated: the extra output (the log-probabilities, or the per-row `m`) ties
@@ -74,8 +74,8 @@ class _LogSoftmaxForwardMode(_LogSoftmax):
 class _Loss(torch.autograd.Function):
     """(logits, target, class weights, t1, t2, axis, smoothing, ignore_index) -> loss per example, and its `m`.
 
-    Both outputs keep the class axis at length 1. An axis of None says binary: one logit a against a fixed 0, on a
-    class axis that exists only inside. What is saved: the inputs and `m`.
+    Both outputs keep the class axis at length 1. An axis of None means binary: one logit a against a fixed 0, on a
+    class axis that exists only inside. Forward saves the inputs and `m`.
     """
 
     generate_vmap_rule = True
@@ -146,7 +146,7 @@ class _LossForwardMode(_Loss):
 def encode(
     logits: Tensor, target: Tensor, weight: Tensor | None, axis: int | None, label_smoothing: float, ignore_index: int
 ) -> tuple[Tensor, core.Target, int]:
-    """The logits to compute with, the weighted target (W = 0 where it is ignored), and the class axis."""
+    """Return the logits to compute with, the weighted target (W = 0 where it is ignored), and the class axis."""
     a = logits.to(compute_dtype(logits.dtype))
     if axis is None:
         a, y, w = encode_binary(a, target, weight, xp=xp)
@@ -165,7 +165,7 @@ def _partials(ctx: Any, for_target: bool) -> tuple[Tensor, Tensor, Tensor | None
     logits, target, weight, m = ctx.saved_tensors
     t1, t2, axis, label_smoothing, ignore_index = ctx.options
     a, weighted, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
-    # A row that does not count may hold NaN, which 0 times it would not hide from a second derivative.
+    # A row that does not count may hold NaN, and a factor of 0 would not hide that from a second derivative.
     uncounted = weighted.total == 0
     a, m = torch.where(uncounted, 0.0, a), torch.where(uncounted, 0.0, m)
     at = core.state(core.gaps(a, axis=axis, xp=xp), m, t2, axis=axis, xp=xp)
@@ -186,9 +186,9 @@ def _mode(function: Any, with_forward_mode: Any) -> Any:
         return function  # torch.compile does not take a Function with a forward-mode rule
     levels = hooks.jvp_levels()
     if levels is None:
-        return function  # whose forward mode raises: better than the wrong number that is explained below
+        return function  # its forward mode raises, which is better than the wrong number explained below
     if levels > 1:
-        # torch runs a Function's jvp with forward mode off: the second derivative would come out as 0.
+        # torch runs a Function's jvp with forward mode off: the second derivative would be 0.
         raise RuntimeError(
             "forward mode over forward mode is not supported: take second derivatives with torch.func.hessian,"
             " jacfwd(jacrev(f)), jacrev(jacfwd(f)) or jacrev(jacrev(f))"
@@ -221,7 +221,7 @@ def gradient_per_example(
     label_smoothing: float,
     ignore_index: int,
 ) -> Tensor:
-    """The gradient of each example's loss in its logits, in operations that can be differentiated and mapped."""
+    """The gradient of each example's loss in its logits, by operations that can be differentiated and mapped."""
     options = t1, t2, axis, label_smoothing, ignore_index
     _, m = _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options)
     return _partials(SimpleNamespace(saved_tensors=(logits, target, weight, m), options=options), False)[0]

@@ -1,10 +1,10 @@
-"""The losses that the bi-tempered one is compared with, with its arguments and manners.
+"""Other robust losses, to compare with the bi-tempered loss.
 
-They take the arguments of `bi_tempered_logistic_loss` and return what it does; only their temperatures and factors are
-their own. Each is defined for a class label c, as l_c(logits). For class probabilities y (a smoothed label among them)
-and class weights w it is  sum_c w_c y_c l_c: the weighted loss of a label drawn from y, as in cross_entropy.
+They share the interface of `bi_tempered_logistic_loss`, except for their temperatures and factors. Each is defined for
+a class label c, as l_c(logits). For class probabilities y (such as a smoothed label) and class weights w it is
+sum_c w_c y_c l_c: the weighted loss of a label drawn from y, as in cross_entropy.
 
-Differentiated by autograd, in log-probabilities, so that neither large logits nor masked classes give NaN.
+Autograd differentiates them, in log-probabilities, so neither large logits nor masked classes give NaN.
 """
 
 import math
@@ -44,7 +44,7 @@ def tsallis_logistic_loss(
     """The two-temperature loss of the Tsallis divergence, -log_t1 p_c with p = `tempered_softmax(logits, t2)`.
 
     Bounded for t1 < 1, like the bi-tempered loss, but not proper: its expectation is not minimised at the true
-    distribution. The other losses of this module are made of its special cases.
+    distribution. The other losses of this module build on its special cases.
 
     >>> tsallis_logistic_loss(torch.zeros(4), torch.tensor(0), t1=0.5, t2=2.0)
     tensor(1.)
@@ -157,7 +157,7 @@ def symmetric_cross_entropy(
 
     def class_loss(log_p: Tensor) -> Tensor:
         loss = -beta * log_zero * _negative_log_t(0.0)(log_p)
-        return loss - alpha * log_p if alpha else loss  # 0 times the infinite -log p of a masked class is 0 here
+        return loss - alpha * log_p if alpha else loss  # 0 times the infinite -log p of a masked class would be NaN
 
     return _loss(logits, target, 1.0, class_loss, weight, ignore_index, reduction, label_smoothing)
 
@@ -176,7 +176,7 @@ def _loss(
     reduction: str,
     label_smoothing: float,
 ) -> Tensor:
-    """sum_c w_c y_c class_loss(log p)_c with p the tempered softmax, checked and reduced as in our loss."""
+    """sum_c w_c y_c class_loss(log p)_c with p the tempered softmax, validated and reduced as in our loss."""
     target, axis = check_class_arguments(logits, target, weight, ignore_index, reduction, label_smoothing)
     log_p, _ = log_softmax_and_partition(logits, t, axis)
     _, encoded, _ = encode(logits, target, weight, axis, float(label_smoothing), ignore_index)

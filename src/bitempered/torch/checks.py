@@ -1,7 +1,6 @@
-"""Validation for `bitempered.torch`: an exception says what was expected and what came, before any work is done.
+"""Validation for `bitempered.torch`: exceptions say what was expected and what was given, before any work is done.
 
-Values are checked on CPU, asserted on the device on CUDA, and not looked at under vmap, compile, export and graph
-capture.
+Values are checked on CPU, asserted on the device on CUDA, and ignored under vmap, compile, export and graph capture.
 """
 
 from collections.abc import Callable
@@ -33,7 +32,7 @@ def class_options(
 ) -> tuple[Tensor, LossOptions]:
     """Validate everything except values. Returns the target, with class indices as int64, and the options.
 
-    What was valid in an earlier call is not validated again: a training loop makes the same call thousands of times.
+    Arguments like those of an earlier valid call are not validated again: a training loop repeats the same call.
     """
     key: Any = None
     if not torch.compiler.is_compiling():
@@ -80,7 +79,7 @@ def _check_except_values(
     reduction: str,
     label_smoothing: float,
 ) -> tuple[Tensor, int]:
-    """`check_class_arguments` without the values: those of the target, and the signs of the weights."""
+    """`check_class_arguments` without checking values: those of the target, and the signs of the weights."""
     check_options(ignore_index, reduction, label_smoothing)
     check_floating(logits, "logits")
     axis = min(1, logits.dim() - 1)
@@ -132,7 +131,7 @@ def check_options(ignore_index: int, reduction: str, label_smoothing: float) -> 
 
 
 def check_class_weight(weight: Tensor | None, name: str) -> None:
-    """Validate class weights as far as that is possible before there are logits."""
+    """Validate class weights as far as possible without logits."""
     check_weight(weight, name)
     if weight is not None and weight.dim() != 1:
         raise RuntimeError(f"{name} must have one dimension, with an entry for each class, got {tuple(weight.shape)}")
@@ -147,7 +146,7 @@ def check_not_negative(weight: Tensor | None, name: str) -> None:
     """Raise ValueError if a weight is negative. NaN and infinity are left to the loss, as in torch."""
     if weight is None or weight.numel() == 0:
         return
-    # This test is the quicker one, but fails for a NaN among the weights.
+    # This test is quicker, but fails if a weight is NaN.
     if weight.is_cpu and _holds(weight, lambda: weight.min() >= 0):
         return
     if not _holds(weight, lambda: ~(weight < 0).any()):
@@ -181,7 +180,7 @@ def _check_weight(weight: Tensor | None, name: str, device: torch.device | None)
 
 
 def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) -> Tensor:
-    """Validate all of the target except its values. Returns it, with class indices as int64."""
+    """Validate the target except its values. Returns it, with class indices as int64."""
     _check_tensor(target, "target")
     if target.device != logits.device:
         raise RuntimeError(f"target is on {target.device} and logits on {logits.device}: they must be on one device")
@@ -194,7 +193,7 @@ def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) 
             f"target must be class indices (integers) of shape {tuple(rows)} or class probabilities (floats) of shape"
             f" {tuple(logits.shape)}, got {target.dtype} of shape {tuple(target.shape)}"
         )
-        # With the shape of the other kind only the dtype is wrong, which torch reports as a RuntimeError.
+        # If only the dtype does not match the shape, raise a RuntimeError, as torch does.
         raise (RuntimeError if target.shape in (rows, logits.shape) else ValueError)(expected)
     if not indices and ignore_index >= 0:
         raise RuntimeError(f"ignore_index is for class indices, got {ignore_index} with class probabilities")
@@ -225,7 +224,7 @@ def _as_target(target: Tensor) -> Tensor:
 
 
 def _check_values(x: Tensor, valid: Callable[[], Tensor], error: Callable[[], Exception]) -> None:
-    """Raise `error` on CPU, assert on the device on CUDA, do nothing where values cannot be looked at."""
+    """Raise `error` on CPU, assert on the device on CUDA, do nothing where values cannot be read."""
     if not _holds(x, lambda: valid().all()):
         raise error()
 
@@ -243,7 +242,7 @@ def _holds(x: Tensor, claim: Callable[[], Tensor]) -> bool:
         if not x.is_cuda or not hasattr(torch, "_assert_async"):
             return bool(true)  # on CUDA this waits for the device
         torch._assert_async(true)
-    except RuntimeError:  # vmap and tracing refuse to look at a value
+    except RuntimeError:  # vmap and tracing refuse to read a value
         pass
     return True
 

@@ -1,4 +1,4 @@
-"""The public functions: they check, call the differentiable operations, and reduce."""
+"""The public functions, which validate, call the differentiable operations, and reduce."""
 
 import torch
 from torch import Tensor
@@ -44,8 +44,8 @@ def log_t(x: Tensor, t: float) -> Tensor:
 def exp_t(x: Tensor, t: float) -> Tensor:
     """The tempered exponential, [1 + (1-t) x]_+^(1/(1-t)); the natural one at t = 1.
 
-    The inverse of `log_t`. For t > 1 its tail is heavier than that of exp, and it is infinite from 1 / (t - 1) on; for
-    t < 1 it is 0 below -1 / (1 - t), where its derivative is the one from below.
+    The inverse of `log_t`. For t > 1 its tail is heavier than that of exp, and it is infinite from 1 / (t - 1) on. For
+    t < 1 it is 0 up to -1 / (1 - t), where its derivative is the left one.
 
     Args:
         x: any shape.
@@ -63,7 +63,7 @@ def log_partition(logits: Tensor, t: float, dim: int = -1) -> Tensor:
     """lambda_t(logits), the number that makes exp_t(logits - lambda_t) sum to 1 along `dim`.
 
     Log-sum-exp at t = 1. Its gradient is the escort distribution, p^t / sum(p^t); exactly at the edge of a support, for
-    t = 0, the one from outside. Infinite where it overflows the dtype, which happens for t far above 1.
+    t = 0, it is the one from outside. Infinite where it overflows the dtype, which happens for t far above 1.
 
     Returns:
         The shape of `logits` without `dim`.
@@ -87,8 +87,8 @@ def tempered_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
     """exp_t(logits - lambda_t(logits)): the probabilities of a model trained with temperature t2 = t.
 
     Softmax at t = 1; a heavier tail for t > 1; sparse for t < 1 (sparsemax at t = 0). Logits of -inf get probability 0,
-    as do those further below the largest than the dtype's largest number. Exactly at the edge of a support the
-    derivative is the one from outside, where that differs (t = 0); the losses take the one from inside.
+    as do those whose distance from the largest overflows the dtype. Exactly at the edge of a support the derivative for
+    t = 0 is the one from outside; the losses take the one from inside.
 
     Args:
         logits: any shape.
@@ -123,13 +123,13 @@ def bi_tempered_logistic_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    r"""The robust bi-tempered logistic loss, with the arguments and the manners of `torch.nn.functional.cross_entropy`.
+    r"""The robust bi-tempered logistic loss, with the interface of `torch.nn.functional.cross_entropy`.
 
     With y_hat = `tempered_softmax(logits, t2)`, the loss of one example is the Bregman divergence
 
     .. math:: \sum_i y_i (\log_{t_1} y_i - \log_{t_1} \hat y_i) - \frac{1}{2-t_1} (y_i^{2-t_1} - \hat y_i^{2-t_1}).
 
-    It is 0 exactly at y = y_hat. At t1 = t2 = 1 it is the cross-entropy, less the entropy of the target.
+    It is 0 exactly at y = y_hat. At t1 = t2 = 1 it is the cross-entropy minus the entropy of the target.
 
     Args:
         logits: (C), (N, C) or (N, C, d1, ...), in float16, bfloat16, float32 or float64. -inf masks a class.
@@ -137,18 +137,18 @@ def bi_tempered_logistic_loss(
             floating dtype, shaped like `logits`.
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
         t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
-        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W. Of
-            class indices without smoothing only the weights of the targets are looked at, as in `cross_entropy`.
-        ignore_index: a class index that counts for nothing. Not with class probabilities.
+        weight: (C), not negative, one weight per class: with W = sum(w y), the loss is W times that of w y / W. For
+            class indices without smoothing only the weights of the targets matter, as in `cross_entropy`.
+        ignore_index: a class index whose examples are ignored. Not with class probabilities.
         reduction: "none", "sum" or "mean", which divides as `cross_entropy` does: by the summed weights of the targets
             for class indices, by the number of examples for class probabilities.
-        label_smoothing: e in [0, 1] makes y into (1 - e) y + e / C.
+        label_smoothing: e in [0, 1] turns y into (1 - e) y + e / C.
 
     Returns:
         A scalar, or for "none" the shape of `logits` without C. The dtype is that of `logits`, float32 under autocast.
 
-    Class indices, probabilities and the sign of weights are checked by value on CPU, and by a device-side assert on
-    CUDA (there of the weights in use alone); not under vmap, compile, export and graph capture.
+    Class indices, probabilities and the signs of weights are checked on CPU, and by a device-side assert on CUDA (which
+    sees only the weights in use); not under vmap, compile, export and graph capture.
 
     >>> logits = torch.tensor([[4.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
     >>> bi_tempered_logistic_loss(logits, torch.tensor([0, 2]), t1=0.8, t2=1.2, reduction="none")
@@ -195,7 +195,7 @@ def bi_tempered_binary_logistic_loss(
     pos_weight: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """`bi_tempered_logistic_loss` of each logit against 0, in the manners of `binary_cross_entropy_with_logits`.
+    """`bi_tempered_logistic_loss` of each logit against 0, in the style of `binary_cross_entropy_with_logits`.
 
     A logit a with target y is the two-class problem with logits (0, a) and probabilities (1 - y, y).
 
@@ -244,7 +244,7 @@ def _softmax(logits: Tensor, t: float, dim: int, what: str) -> Tensor:
 def result_dtype(logits: Tensor) -> torch.dtype:
     if logits.dtype == torch.float32:  # under autocast as well
         return logits.dtype
-    kind = "cuda" if logits.is_cuda else logits.device.type  # the name of a device takes as long as all the rest
-    if kind != "meta" and torch.is_autocast_enabled(kind):  # torch knows no autocast for meta tensors, and says so
+    kind = "cuda" if logits.is_cuda else logits.device.type  # reading device.type is slow
+    if kind != "meta" and torch.is_autocast_enabled(kind):  # torch raises for meta tensors: they have no autocast
         return compute_dtype(logits.dtype)
     return logits.dtype

@@ -1,6 +1,6 @@
-"""Losses and softmaxes that a kernel computes, as differentiable operations.
+"""Differentiable losses and softmaxes computed by a kernel.
 
-First derivatives come from the kernel. Second ones, and batches of cotangents, come from core.
+First derivatives come from the kernel; second derivatives and batches of cotangents come from core.
 """
 
 import functools
@@ -19,9 +19,9 @@ from bitempered.torch.reductions import mean_divisor
 class _FusedLoss(torch.autograd.Function):
     """(logits, target, class weights, options, dtype, kernel) -> the reduced loss.
 
-    Forward computes the gradient as well, and the first backward returns that very tensor; a later one computes it
-    again. In float16 every backward computes it: divided by a mean's count it would vanish before a loss scale could
-    multiply it.
+    Forward also computes the gradient. The first backward scales that tensor in place and returns it; later ones
+    recompute it. In float16 every backward computes it: divided by a mean's count, it would vanish before a loss scale
+    could multiply it.
     """
 
     @staticmethod
@@ -55,8 +55,8 @@ class _FusedLoss(torch.autograd.Function):
         return kernel.scale_(gradient, g, options.axis), None, None, None, None, None
 
 
-# Function.apply also serves the transforms of torch.func, under which no kernel is chosen. For a small loss that part
-# would take much of the time.
+# Function.apply also handles the transforms of torch.func, under which no kernel is chosen. For a small loss that would
+# take much of the time.
 _apply_fused_loss = hooks.single_level_apply(_FusedLoss)
 
 
@@ -75,7 +75,7 @@ def _has_memory(x: Tensor) -> bool:
 
 
 def _gradient_by_core(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
-    """The gradient of a _FusedLoss, in operations that can be differentiated and mapped."""
+    """The gradient of a _FusedLoss, by operations that can be differentiated and mapped."""
     t1, t2, axis, label_smoothing, ignore_index, reduction = options
     by_a = gradient_per_example(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
     if reduction != "mean":

@@ -1,12 +1,12 @@
-"""The loss of the logits of a last linear layer, without ever holding all of them.
+"""A last linear layer and its loss, without holding all logits at once.
 
 A model with many classes spends most of its memory on logits and their gradient. Here rows of the hidden layer go
-through the linear layer and the loss a chunk at a time. All that remains of a chunk is its loss and its share of the
-gradients of the layer's input, weight and bias.
+through the linear layer and the loss a chunk at a time. A chunk leaves only its loss and its share of the gradients of
+the layer's input, weight and bias.
 
-The sum of those shares of the weight's gradient must be in float32, twice the size of a half-precision weight. On a GPU
-there is no such sum: eight numbers of each row give the gradient of any class from its logit, and the weight's gradient
-is computed a chunk of classes at a time, each in one product over all rows.
+The weight's gradient must be summed in float32, which takes twice the size of a half-precision weight. The GPU version
+avoids that sum: eight numbers per row give the gradient of any class from its logit, and the weight's gradient is
+computed a chunk of classes at a time, each in one product over all rows.
 """
 
 import math
@@ -51,9 +51,9 @@ def linear_bi_tempered_logistic_loss(
 ) -> Tensor:
     """`bi_tempered_logistic_loss` of the logits `linear(hidden, weight, bias)`, which never exist all at once.
 
-    Beside its results it keeps two chunks of logits, each about as large as `hidden`, and the gradient of `weight` in
-    float32; on a GPU, for class indices without smoothing or softcap, one such chunk and no copy of the gradient. For
-    "mean" and "sum" the gradients are computed in forward, for "none" anew in backward.
+    Besides its results it needs memory for two chunks of logits, each about as large as `hidden`, and for the gradient
+    of `weight` in float32; on a GPU, for class indices without smoothing or softcap, for one such chunk only. For
+    "mean" and "sum" the gradients are computed in forward, for "none" in backward.
 
     Args:
         hidden: (..., H), the input of the linear layer.
@@ -62,14 +62,14 @@ def linear_bi_tempered_logistic_loss(
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
         t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy.
         bias: (C), the linear layer's bias.
-        class_weight: (C), the `weight` of `bi_tempered_logistic_loss`, as the other options are its own.
-        softcap: makes each logit z into softcap tanh(z / softcap).
+        class_weight: (C), the `weight` of `bi_tempered_logistic_loss`, which explains the other options too.
+        softcap: turns each logit z into softcap tanh(z / softcap).
 
     Returns:
         A scalar, or for "none" the shape of `hidden` without H. The dtype is that of `hidden`, float32 under autocast.
 
-    It has first derivatives in `hidden`, `weight` and `bias` only: a second one, forward mode and torch.func raise.
-    torch.compile does not see through the chunks: inside of it all logits are formed. Leave this loss outside.
+    It has only first derivatives, in `hidden`, `weight` and `bias`: second ones, forward mode and torch.func raise.
+    Keep this loss outside torch.compile, inside which all logits are formed at once.
 
     >>> hidden, weight = torch.eye(2), torch.tensor([[4.0, 0.0], [0.0, 9.0], [0.0, 0.0]])
     >>> linear_bi_tempered_logistic_loss(hidden, weight, torch.tensor([0, 2]), t1=0.8, t2=1.2, reduction="none")
@@ -157,8 +157,8 @@ class LinearBiTemperedLogisticLoss(nn.Module):
 class _LinearLoss(torch.autograd.Function):
     """(hidden, weight, bias, target, options, compute) -> the loss, by `_chunks` or `_device_chunks`.
 
-    Unless the loss is per row, forward computes the gradients too. The first backward returns those very tensors; a
-    later one computes them again.
+    Unless the loss is per row, forward also computes the gradients. The first backward scales those tensors in place
+    and returns them; later ones recompute them.
     """
 
     @staticmethod
@@ -208,12 +208,12 @@ def _apply(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, 
 
 
 def _by_triton(hidden: Tensor, weight: Tensor, target: Tensor, options: _LayerOptions) -> bool:
-    """Whether `_device_chunks` can compute this. Everything else is for `_chunks`."""
+    """Whether `_device_chunks` can compute this; otherwise `_chunks` does."""
     _, _, axis, label_smoothing, ignore_index, reduction = options.loss
-    logits, some = hidden.detach().new_empty((0, len(weight))), target[:0]  # like a chunk, but without rows
-    check_class_arguments(logits, some, options.class_weight, ignore_index, reduction, label_smoothing)
+    logits, no_target = hidden.detach().new_empty((0, len(weight))), target[:0]  # like a chunk, but without rows
+    check_class_arguments(logits, no_target, options.class_weight, ignore_index, reduction, label_smoothing)
     plain = len(hidden) > 0 and not target.is_floating_point() and label_smoothing == 0 and options.softcap is None
-    return plain and kernels.choose(logits, some, axis) == "triton"
+    return plain and kernels.choose(logits, no_target, axis) == "triton"
 
 
 def _device_chunks(
@@ -234,13 +234,13 @@ def _device_chunks(
     divisor, scale = None, 1
     if reduction == "mean":
         divisor = target_weights(target, class_weight, of_loss.ignore_index, torch.float32).sum()
-        # Divided by all of n, a gradient in float16 would vanish. The rest divides the products, which are in float32.
+        # Divided by n at once, a gradient in float16 would vanish. `scale` divides the products, which are in float32.
         scale = min(n, 4096)
         g = torch.full((), scale, dtype=torch.float32, device=hidden.device)
     by_hidden = torch.empty_like(hidden) if needs[0] else None
     by_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs[2] else None
     state = hidden.new_empty((8, n), dtype=torch.float32) if needs[1] else None
-    # The gradient of the weight is not allocated yet: until then a chunk may be as large.
+    # The gradient of the weight is not allocated yet: a chunk may use as much memory.
     step = _even(n, max(_rows_per_chunk(n, classes, features), features if needs[1] else 0), 1)
     buffer = _buffer(hidden, step, classes)
     losses = []
@@ -264,10 +264,10 @@ def _device_chunks(
         step = _even(classes, _classes_per_chunk(n, classes, features), 128)
         buffer = _buffer(hidden, n, min(step, classes))
         for start in range(0, classes, step):
-            some = slice(start, start + step)
-            logits = _linear(hidden, weight[some], None if bias is None else bias[some], buffer)
+            chunk = slice(start, start + step)
+            logits = _linear(hidden, weight[chunk], None if bias is None else bias[chunk], buffer)
             triton.class_gradients_(logits, target, state, start, of_loss.t1, of_loss.t2)
-            _product(logits.t(), hidden, scale, by_weight[some])
+            _product(logits.t(), hidden, scale, by_weight[chunk])
     if by_bias is not None and bias is not None:
         by_bias = (by_bias / scale).to(bias.dtype)
     return total, (by_hidden, by_weight, by_bias)
@@ -295,7 +295,7 @@ def _even(n: int, most: int, multiple: int) -> int:
 
 
 def _classes_per_chunk(rows: int, classes: int, features: int) -> int:
-    """As many as have logits about as large as the hidden layer, or as a sixteenth of the weight."""
+    """The number of classes whose logits are about as large as the hidden layer, or a sixteenth of the weight."""
     return max(256, features, classes * features // (16 * rows))
 
 
@@ -308,7 +308,7 @@ def _chunks(
     needs: tuple[bool, ...],
     g: Tensor | None,
 ) -> tuple[Tensor, Gradients]:
-    """The loss and the gradients that are needed: of the loss, or if it is per row, of sum(g * loss)."""
+    """Return the loss and the gradients it `needs`: of the loss, or if it is per row, of sum(g * loss)."""
     (t1, t2, _, label_smoothing, ignore_index, reduction), class_weight, softcap = options
     wide = compute_dtype(hidden.dtype)
     by_hidden = torch.empty_like(hidden) if needs[0] else None
@@ -362,7 +362,7 @@ def _capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 def _rows_per_chunk(rows: int, classes: int, features: int) -> int:
-    """As many as have logits about as large as the hidden layer; at least 256, to keep matrix products large."""
+    """The number of rows whose logits are about as large as the hidden layer; at least 256, for large products."""
     return max(256, rows * features // classes)
 
 

@@ -8,7 +8,7 @@ from bitempered.torch.functional import bi_tempered_binary_logistic_loss, bi_tem
 
 
 class BiTemperedLogisticLoss(nn.Module):
-    """`bi_tempered_logistic_loss` with its options stored; takes the place of `torch.nn.CrossEntropyLoss`.
+    """`bi_tempered_logistic_loss` with its options stored; replaces `torch.nn.CrossEntropyLoss`.
 
     >>> BiTemperedLogisticLoss(t1=0.8, t2=1.2)
     BiTemperedLogisticLoss(t1=0.8, t2=1.2)
@@ -51,7 +51,7 @@ class BiTemperedLogisticLoss(nn.Module):
 
 
 class BiTemperedBinaryLogisticLoss(nn.Module):
-    """`bi_tempered_binary_logistic_loss` with its options stored; takes the place of `torch.nn.BCEWithLogitsLoss`.
+    """`bi_tempered_binary_logistic_loss` with its options stored; replaces `torch.nn.BCEWithLogitsLoss`.
 
     >>> BiTemperedBinaryLogisticLoss(t1=0.5, t2=2.0)
     BiTemperedBinaryLogisticLoss(t1=0.5, t2=2.0)

@@ -1,4 +1,4 @@
-"""From losses per example to the loss that is asked for: "none", "sum" or "mean"."""
+"""The reductions of losses per example: "none", "sum" and "mean"."""
 
 import math
 
@@ -23,7 +23,7 @@ def reduce_classes(losses: Tensor, target: Tensor, weight: Tensor | None, ignore
 
 
 def mean_divisor(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What a mean over class indices divides by, or 1 in the place of 0; and whether it was 0.
+    """Return the divisor of a mean over class indices, with 0 replaced by 1, and whether it was 0.
 
     If it was, no example counts: the mean is NaN, as 0 / 0 is, and its gradient is 0.
     """

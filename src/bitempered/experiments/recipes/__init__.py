@@ -1,4 +1,4 @@
-"""One file for each figure or table: its values, and what is special about it. A new one is a file and an entry here.
+"""One file for each figure or table, with its values and its special code. To add one, add a file and an entry here.
 
 A recipe's module has `plan(what, options)` if it can be reproduced, and `render(path)` if its rows can be rendered.
 """
@@ -20,7 +20,7 @@ __all__ = ["RECIPES", "REPRODUCED", "ROWS", "Options", "Plan", "choose", "folder
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure or table: its module, the options that it takes, the name of its rows."""
+    """A figure or table: its module, its options, and the name of its rows."""
 
     module: str
     options: frozenset[str] | None = None  # of `reproduce`, apart from --out; None: it has another command
@@ -29,7 +29,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Options:
-    """What `bitempered reproduce` was given; None where the recipe decides."""
+    """The options given to `bitempered reproduce`; None where the recipe decides."""
 
     device: str
     dataset: str | None = None
@@ -41,11 +41,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `bitempered reproduce` does."""
+    """The work of `bitempered reproduce`."""
 
     name: str  # of its folder in results
     make: Callable[[Path, "Progress"], Any]  # fills a folder; returns what to print, or None
-    files: str  # what there is then, in words
+    files: str  # the files it makes, in words
 
 
 ALL = frozenset({"quick", "resume", "seeds", "data_dir", "device", "network"})
@@ -69,18 +69,18 @@ def load(what: str) -> Any:
 
 
 def plan(what: str, options: Options) -> Plan:
-    """Say what will be made; a ValueError says which option is wrong."""
+    """Return the plan of a figure or table; a ValueError says which option is wrong."""
     made: Plan = load(what).plan(what, options)
     return made
 
 
 def folders(root: Path, *kinds: str) -> list[Path]:
-    """The folders in `root` that hold rows, of these kinds or of any."""
+    """Return the folders in `root` that hold rows of these kinds, by default of any."""
     return sorted({path.parent for kind in kinds or ROWS for path in root.glob(f"*/{ROWS[kind]}.jsonl")})
 
 
 def choose(what: str, root: Path) -> list[Path]:
-    """The folders that a word means: a path, the name of a folder in `root`, or a kind."""
+    """Return the folders that a word names: a path, a folder in `root`, or a kind."""
     for folder in (Path(what), root / what):
         if any((folder / f"{rows}.jsonl").exists() for rows in ROWS.values()):
             return [folder]
@@ -88,7 +88,7 @@ def choose(what: str, root: Path) -> list[Path]:
 
 
 def render(folder: Path) -> "Pages":
-    """Make the pages, tables and figures of a folder again from its rows."""
+    """Render the pages, tables and figures of a folder again from its rows."""
     pages: Pages = {}
     for kind, path in {rows: folder / f"{rows}.jsonl" for rows in ROWS.values()}.items():
         if not path.exists():

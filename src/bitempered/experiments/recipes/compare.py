@@ -40,10 +40,10 @@ def comparison(
 
     The defaults are for digits. Their rates and temperatures were searched on noisy validation labels, with seeds that
     the results do not use: benchmarks/search_compare.py has the grid, and its rows are beside it. Each loss has
-    the rate that is best at the chosen epoch. The temperatures are, among the pairs that are within the search's noise
-    (a few tenths) of the best at that epoch, the best at the last one. So the bi-tempered loss had nine times the
-    logistic one's search. Rates are not chosen at the last epoch, where the smallest wins for either loss: it stops
-    before it memorises.
+    the rate that is best at the chosen epoch. Of the temperature pairs within the search's noise (a few tenths) of the
+    best at that epoch, we took the best at the last one. So the bi-tempered loss had nine times the logistic one's
+    search. Rates were not chosen at the last epoch, where the smallest wins for either loss: it stops before it
+    memorises.
     """
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
@@ -60,7 +60,7 @@ def comparison(
         raise ValueError(f"there must be one learning rate for each of the {len(losses)} losses, got {len(rates)}")
     if len(rates) < len(losses):
         rates *= len(losses)
-    # Sorted, each once: the order in which levels are given does not matter.
+    # Sorted, without repeats: the order of the given levels does not matter.
     cells = tuple(
         Cell(loss, level, rate)
         for level in sorted({float(level) for level in levels})
@@ -70,7 +70,7 @@ def comparison(
 
 
 def pages(recipe: Comparison, rows: list[Row]) -> Pages:
-    """Everything that is made of the rows."""
+    """Return all files rendered from the rows."""
     return {
         "compare.csv": table_csv(rows),
         "compare.md": markdown(recipe, rows).encode(),
@@ -79,13 +79,13 @@ def pages(recipe: Comparison, rows: list[Row]) -> Pages:
 
 
 def render(path: Path) -> Pages:
-    """Make the pages of a file of rows again."""
+    """Render the pages of a file of rows again."""
     rows = newest(read_rows(path), VARYING, FIXED)
     return pages(recipe_of(rows), rows)
 
 
 def recipe_of(rows: list[Row]) -> Comparison:
-    """The comparison that rows belong to."""
+    """Return the comparison that rows belong to."""
     first = rows[0]
     cells = {Cell(Loss(row["loss"], tuple(row["numbers"])), row["noise"], row["learning_rate"]): None for row in rows}
     return Comparison(
@@ -109,7 +109,7 @@ def levels(recipe: Comparison) -> list[float]:
 
 
 def values(rows: list[Row], level: float, loss: Loss, column: str) -> list[float]:
-    """The accuracies of one cell, seed by seed."""
+    """Return the accuracies of one cell, seed by seed."""
     wanted = (level, loss.name, list(loss.numbers))
     return [row[column] for row in rows if (row["noise"], row["loss"], row["numbers"]) == wanted]
 

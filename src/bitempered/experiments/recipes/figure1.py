@@ -27,7 +27,7 @@ def plan(what: str, options: Options) -> Plan:
 
 
 def figure1() -> Figure:
-    """The paper's figure 1: log_t, exp_t, and the loss of two classes against the first one's activation."""
+    """Draw the paper's figure 1: log_t, exp_t, and the loss of two classes against the first one's activation."""
     # The figure object itself, not pyplot: it needs no display and keeps no global state.
     figure = Figure(figsize=(15, 4.2), dpi=150, layout="constrained")
     logarithm, exponential, bounded, heavy = figure.subplots(1, 4)
@@ -48,13 +48,13 @@ def figure1() -> Figure:
 
 
 def loss(a: Tensor, t1: float, t2: float) -> Tensor:
-    """Of two classes with activations (a, 0), the label being the first."""
+    """The loss of two classes with activations (a, 0), where the label is the first."""
     logits = torch.stack([a, torch.zeros_like(a)], dim=-1)
     return bi_tempered_logistic_loss(logits, torch.zeros(len(a), dtype=torch.int64), t1, t2, reduction="none")
 
 
 def draw(axes: Axes, curve: Curve, symbol: str, temperatures: tuple[float, ...], start: float, end: float) -> None:
-    """One curve per temperature: black at 1, blue below and red above, the paler the closer to 1."""
+    """Draw one curve per temperature: black at 1, blue below and red above, paler near 1."""
     x = torch.linspace(start, end, 1001, dtype=torch.float64)
     cold = sorted(t for t in temperatures if t < 1)
     hot = sorted((t for t in temperatures if t > 1), reverse=True)

@@ -26,12 +26,12 @@ from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 __all__ = ["COLUMNS", "Column", "Illustrated", "Recipe", "draw", "markdown", "plan", "render", "run"]
 
 LOSSES = ("logistic", "bi-tempered")
-EDGE = 1.5  # of the square that is judged and drawn: the ring's outer radius
+EDGE = 1.5  # half the side of the square that is judged and drawn: the ring's outer radius
 
 
 @dataclass(frozen=True)
 class Column:
-    """One kind of noise: its name, what the paper says about its temperatures, and which labels are wrong."""
+    """One kind of noise: its name, the paper's remark on its temperatures, and which labels are wrong."""
 
     title: str
     noise: str
@@ -52,17 +52,17 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """Train the paper's 10-5 net on the ring with both losses, the same points, wrong labels, weights and steps.
+    """Train the paper's 10-5 net on the ring with both losses, on the same points, wrong labels, weights and steps.
 
-    The paper states neither its data nor its noise nor its optimiser. All of them, one learning rate for both losses
-    included, were chosen by hand to show its effects at its temperatures: among some twenty settings of points and
-    noise, up to six numbers of steps and a few rates of SGD and Adam, by accuracy on the grid for seeds 0 to 14. It is
-    an illustration, not evidence. An effect is here a median of five seeds of at least 97% with the bi-tempered loss,
-    and at least 3 points above the logistic one.
+    The paper does not state its data, noise or optimiser. We chose them by hand, with one learning rate for both
+    losses, to show its effects at its temperatures: among some twenty settings of points and noise, up to six numbers
+    of steps and a few rates of SGD and Adam, by accuracy on the grid for seeds 0 to 14. It is an illustration, not
+    evidence. Here an effect means that the bi-tempered loss has a median over five seeds of at least 97%, and at least
+    3 points above the logistic one.
 
-    Other seeds and rates show less, in runs whose rows are not kept: of the ten groups of five in `seeds=50` about half
-    show the effect in (d), more in (b) and (c), and 3 show all of them, seeds 0 to 4 among these. At learning rates of
-    0.7 and 2 it is missing in (d). A small rate is early stopping, which serves the logistic loss: were each loss given
+    Other seeds and rates show less, in runs whose rows are not kept. Of the ten groups of five in `seeds=50` about half
+    show the effect in (d), more in (b) and (c), and 3 show all of them, among them seeds 0 to 4. At learning rates of
+    0.7 and 2 it is missing in (d). A small rate acts as early stopping, which helps the logistic loss: if each loss had
     its own best rate, neither (b) nor (d) would show the effect.
     """
 
@@ -71,12 +71,12 @@ class Recipe:
     steps: int = 800
     momentum: float = 0.9
     learning_rate: float = 1.0
-    side: int = 121  # of the grid of points that are judged, over the square around the ring
+    side: int = 121  # points per side of the grid that is judged, over the square around the ring
 
 
 @dataclass(frozen=True)
 class Illustrated:
-    """What a panel shows of its median seed: the points, their (noisy) labels, and P(class 1) on the grid."""
+    """The contents of a panel, from its median seed: points, their (noisy) labels, and P(class 1) on the grid."""
 
     points: np.ndarray
     labels: np.ndarray
@@ -131,7 +131,7 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
                             **maker, "date": today(), "seconds": round(seconds, 3),
                         }
                     )  # fmt: skip
-                # The lower median, which is some seed's own value for every number of seeds.
+                # The lower median, which is always the value of one seed.
                 shown = accuracies.index(sorted(accuracies)[(len(accuracies) - 1) // 2])
                 panels[loss, column.noise] = Illustrated(drawn[shown].points, noisy[shown], probability[shown])
     finally:
@@ -172,7 +172,7 @@ def train(
 
     for step in range(1, recipe.steps + 1):
         optimizer.zero_grad()
-        # The mean over each copy's own points, summed over the copies, so that none knows of the others.
+        # The mean over each copy's own points, summed over the copies, which stay independent.
         (len(drawn) * loss(model(points).flatten(0, 1))).backward()
         optimizer.step()
         on_step(step)
@@ -238,7 +238,7 @@ def markdown(recipe: Recipe, rows: list[Row]) -> str:
 
 
 def render(path: Path) -> Pages:
-    """Make the page of a file of rows again. The picture is not in the rows: `reproduce figure2` draws it anew."""
+    """Render the page of a file of rows again. The picture is not in the rows: `reproduce figure2` draws it."""
     rows = read_rows(path)
     names = ("points", "steps", "momentum", "learning_rate")
     recipe = Recipe(seeds=len({row["seed"] for row in rows}), **{name: rows[0][name] for name in names})

@@ -4,10 +4,10 @@ Both train a ResNet-34 on CIFAR-100. A: symmetric noise, 200 epochs, all 50,000 
 public code of the active negative losses). B: the human labels of CIFAR-100N, 100 epochs, best test epoch (the public
 code of CIFAR-N).
 
-Besides what `streams` says, this differs: the last layer's bias starts at 0. Of A's labels exactly the given fraction
-is wrong; the public code rounds down for each pair of classes, 39.6 % for 40 %. B's initial weights are drawn as A's,
-not as torch draws them, and its pixels are standardised by A's means and deviations, which differ from its own by at
-most 0.0002.
+Differences from the public code, apart from those that `streams` names: the last layer's bias starts at 0. Exactly the
+given fraction of A's labels is wrong; the public code rounds down for each pair of classes, 39.6 % for 40 %. B's
+initial weights are drawn like A's, not like torch's, and its pixels are standardised by A's means and deviations, which
+differ from its own by at most 0.0002.
 """
 
 from dataclasses import replace
@@ -90,13 +90,13 @@ def plan(what: str, options: Options) -> Plan:
 
 
 def render(path: Path) -> Pages:
-    """Make the page of a file of rows again."""
+    """Render the page of a file of rows again."""
     rows = newest(read_rows(path), VARYING, ())
     return {f"{path.stem}.md": markdown(PROTOCOLS[rows[0]["protocol"]], rows).encode()}
 
 
 def markdown(protocol: Protocol, rows: list[Row]) -> str:
-    """The page of a protocol: runs on all training images, runs that held images out, what others printed."""
+    """Return the page of a protocol: runs on all training images, runs that held images out, and published results."""
     whole, held_out = ([row for row in rows if bool(row["held_out"]) == aside] for aside in (False, True))
     first = rows[0]
     human = protocol.noise_model == "human"
@@ -129,7 +129,7 @@ Made by bitempered {first["bitempered"]} ({", ".join(commits)}) with torch {firs
 
 
 def table(rows: list[Row], *columns: tuple[str, str]) -> str:
-    """A line for each setting: its mean over the seeds and, of several, the sample standard deviation."""
+    """Return a line for each setting: its mean over the seeds and, for several, the sample standard deviation."""
     groups: dict[tuple[float, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["noise"]):
         loss = f"{Loss(row['loss'], tuple(row['numbers']))}{', rescaled' if row['rescale'] else ''}"

@@ -1,10 +1,10 @@
 """The recipe behind `bitempered reproduce table1` and `figure3`: the paper's networks on MNIST and CIFAR-100.
 
-First a search, for each loss and noise level, over the same number of settings: the logistic loss gets as many learning
-rates as the bi-tempered one gets pairs of temperatures times learning rates. It runs on a shortened
-schedule with a seed of its own, and the best epoch's accuracy on noisy validation labels decides; test labels have no
-say. Then the chosen settings train to the end, for each seed, all cells of a seed as one fleet. Some noise levels can
-have further seeds, and cells that the search did not choose can be trained as well.
+First a search tries the same number of settings for each loss and noise level: the logistic loss gets as many learning
+rates as the bi-tempered one gets pairs of temperatures times learning rates. It uses a shortened schedule and its own
+seed, and chooses by the best epoch's accuracy on noisy validation labels, never by test labels. Then the chosen
+settings train to the end, all cells of a seed as one fleet. Some noise levels can have more seeds, and cells that the
+search did not choose can be trained as well.
 """
 
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ MOMENTS = (("test_chosen", "chosen epoch"), ("test_last", "last epoch"))
 
 @dataclass(frozen=True)
 class Table1:
-    """What is searched and trained for one data set, and what the paper reports."""
+    """The settings to search and train for one data set, and the paper's results."""
 
     dataset: str
     training: Training
@@ -44,11 +44,11 @@ class Table1:
     paper: dict[str, tuple[float, ...]]  # accuracies in per cent by LEVELS
     temperatures: str  # of the paper
     levels: tuple[float, ...] = LEVELS
-    searched_at: tuple[float, ...] = LEVELS  # other levels take the settings of the nearest, of two the higher
+    searched_at: tuple[float, ...] = LEVELS  # other levels take the settings of the nearest (if tied, the higher)
     seeds: tuple[int, ...] = (0, 1, 2)  # of every cell
-    more_seeds: dict[float, tuple[int, ...]] = field(default_factory=dict)  # further ones, by noise level
-    extra_cells: tuple[Cell, ...] = ()  # trained whatever the search chooses, in lines of their own
-    rows: int | None = None  # use only the first so many images of each part
+    more_seeds: dict[float, tuple[int, ...]] = field(default_factory=dict)  # additional ones, by noise level
+    extra_cells: tuple[Cell, ...] = ()  # trained whatever the search chooses, with their own lines
+    rows: int | None = None  # use only this many images of each part, the first ones
     quick_rows: int = 512  # `rows` of the quick version
 
 
@@ -114,7 +114,7 @@ RECIPES["cifar100-wide"] = replace(
 
 
 def choose(dataset: str, network: str | None) -> tuple[str, Table1]:
-    """The recipe of a data set, with its first network unless one is named, and the recipe's name."""
+    """Return the recipe of a data set, by default with its first network, and the recipe's name."""
     found = {name: recipe for name, recipe in RECIPES.items() if recipe.dataset == dataset}
     if not found:
         known = dict.fromkeys(recipe.dataset for recipe in RECIPES.values())
@@ -127,7 +127,7 @@ def choose(dataset: str, network: str | None) -> tuple[str, Table1]:
 
 
 def quick(recipe: Table1) -> Table1:
-    """A recipe that a laptop finishes in minutes: few images, epochs and levels, no search. It shows no effect."""
+    """Return a recipe for minutes on a laptop: few images, epochs and levels, no search. It shows no effect."""
     training = replace(recipe.training, epochs=2, steps=None, stairs=(), warmup=0)
     middle: dict[str, Settings] = {name: (found[len(found) // 2],) for name, found in recipe.searched.items()}
     return replace(
@@ -180,7 +180,7 @@ def reproduce(
 
 
 def pages(recipe: Table1, rows: list[Row], curves: list[Row]) -> Pages:
-    """Everything that is made of the rows."""
+    """Return all files rendered from the rows."""
     return {
         "table1.csv": table_csv(rows),
         "table1.md": markdown(recipe, rows).encode(),
@@ -189,7 +189,7 @@ def pages(recipe: Table1, rows: list[Row], curves: list[Row]) -> Pages:
 
 
 def render(path: Path) -> Pages:
-    """Make the pages of a file of rows again, of the settings that the search beside it chose."""
+    """Render the pages of a file of rows again, for the settings that the search beside it chose."""
     folder, rows = path.parent, newest(read_rows(path), VARYING, FIXED)
     recipe = recipe_of(rows[0])
     if tried := read_rows(folder / "search" / "search.jsonl"):
@@ -207,7 +207,7 @@ def key(row: Row) -> str:
 
 
 def recipe_of(row: Row) -> Table1:
-    """The recipe that a row belongs to, with the training that it had."""
+    """Return the recipe of a row, with the row's own training."""
     (recipe,) = (
         recipe
         for recipe in RECIPES.values()
@@ -234,7 +234,7 @@ def search(recipe: Table1, folder: Path, progress: Progress, device: str, data_d
 
 
 def nearest(recipe: Table1) -> dict[float, float]:
-    """Which level's settings each level takes: the nearest that is searched, of two the higher."""
+    """Map each level to the searched level whose settings it takes: the nearest or, if tied, the higher."""
     return {level: min(recipe.searched_at, key=lambda at: (round(abs(at - level), 9), -at)) for level in recipe.levels}
 
 
@@ -243,7 +243,7 @@ def searched(recipe: Table1) -> list[float]:
 
 
 def winners(recipe: Table1, rows: list[Row]) -> list[Cell]:
-    """The best cell of each loss on noisy validation labels."""
+    """Return the best cell of each loss on noisy validation labels."""
     return [
         cell_of(max((row for row in rows if row["loss"] == name), key=lambda row: row["validation_chosen"]))
         for name in recipe.searched
@@ -251,7 +251,7 @@ def winners(recipe: Table1, rows: list[Row]) -> list[Cell]:
 
 
 def cells_of(recipe: Table1, best: dict[float, list[Cell]]) -> tuple[Cell, ...]:
-    """The cells of all levels, from the best of those that were searched."""
+    """Return the cells of all levels, from the best cells of the searched levels."""
     return tuple(replace(cell, noise=level) for level, at in nearest(recipe).items() for cell in best[at])
 
 
@@ -260,13 +260,13 @@ def cell_of(row: Row) -> Cell:
 
 
 def extra(recipe: Table1, rows: list[Row]) -> tuple[Cell, ...]:
-    """The extra cells that the search did not choose."""
+    """Return the extra cells that the search did not choose."""
     chosen = {(cell.noise, cell.loss.name) for row in rows if (cell := cell_of(row)) not in recipe.extra_cells}
     return tuple(cell for cell in recipe.extra_cells if (cell.noise, cell.loss.name) in chosen)
 
 
 def lines(recipe: Table1, rows: list[Row]) -> list[list[str]]:
-    """For each loss: ours at the chosen and at the last epoch, then the paper's; last the extra cells."""
+    """Return a line per loss and epoch (chosen, last), with the paper's after each loss; extra cells come last."""
     extras = extra(recipe, rows)
     groups: dict[str, list[Row]] = {name: [] for name in recipe.searched}
     for row in rows:
@@ -290,7 +290,7 @@ def names(recipe: Table1) -> list[str]:
 
 def seeds_in_words(rows: list[Row], many: str) -> str:
     """Say how many seeds each level has: "one seed", or `many` with their number."""
-    levels: dict[int, list[str]] = {}  # by how many seeds they have
+    levels: dict[int, list[str]] = {}  # by number of seeds
     for level in sorted({row["noise"] for row in rows}):
         levels.setdefault(len({row["seed"] for row in rows if row["noise"] == level}), []).append(f"{level:.0%}")
     texts: list[str] = []
@@ -356,7 +356,7 @@ classes. {searched}
 
 
 def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
-    """Accuracy by epoch on clean and noisy training labels and on the test set; bands are the range of the seeds."""
+    """Draw accuracy by epoch on clean and noisy training labels and on the test set; bands are the range of seeds."""
     figure = Figure(figsize=(11, 6.4), dpi=130, layout="constrained")
     columns = (("clean", "training set, true labels"), ("noisy", "training set, noisy labels"), ("test", "test set"))
     panels = figure.subplots(2, 3, sharex=True, sharey="col")

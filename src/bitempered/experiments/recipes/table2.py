@@ -1,8 +1,8 @@
 """The recipe behind `bitempered reproduce table2`: ResNets on ImageNet, the logistic and the bi-tempered loss.
 
 The paper states the temperatures, 180 epochs, batches of 4,096, SGD with momentum, and a staircase of learning rates.
-What it does not state is the usual recipe for batches of that size: a rate of 0.1 for every 256 images, reached over
-five epochs, falling to a tenth after 1/3, 2/3 and 8/9 of the run, and decay of 1e-4.
+The rest is the usual recipe for batches of that size: a rate of 0.1 for every 256 images, reached over five epochs,
+falling to a tenth after 1/3, 2/3 and 8/9 of the run, and weight decay of 1e-4.
 
 Reference: Amid, Warmuth, Anil, Koren, section 5.2; Goyal et al., Accurate, Large Minibatch SGD, 2017.
 """
@@ -36,17 +36,17 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Table2:
-    """What is trained for one network, and what is timed."""
+    """The runs of one network, and the step that is timed."""
 
     training: Training
     losses: tuple[Loss, ...] = (Loss("logistic"), Loss("bi-tempered", (0.9, 1.05)))
-    images: int | None = None  # at most so many in training and in validation: the first of each class, at least one
+    images: int | None = None  # the most in each of training and validation: the first of each class, at least one
     seeds: tuple[int, ...] = (0, 1, 2)
     timed: tuple[int, int] = (256, 224)  # images in the step that is timed, and their size
-    turns: int = 20  # that each loss is timed
+    turns: int = 20  # how often each loss is timed
 
 
-# ImageNet's 1,281,167 images are 312 batches, so that five epochs are 1,560 steps.
+# ImageNet's 1,281,167 images are 312 batches, so five epochs are 1,560 steps.
 RECIPES = {
     name: Table2(
         Training(
@@ -59,9 +59,9 @@ RECIPES = {
 
 
 def quick(recipe: Table2, device: str) -> Table2:
-    """A recipe for any folder and machine: up to 2,000 small images, two epochs. It shows no effect.
+    """Return a recipe for any folder and machine: up to 2,000 small images, two epochs. It shows no effect.
 
-    On a GPU the step that is timed keeps its full size.
+    On a GPU the timed step keeps its full size.
     """
     training = replace(recipe.training, epochs=2, batch_size=64, micro_batch=16, rate=0.025, size=64, warmup=0)
     small = replace(recipe, training=training, images=2_000, seeds=(0,))
@@ -89,7 +89,7 @@ def reproduce(
 ) -> tuple[list[Row], Row]:
     """Time a step with each loss, train, and write table2.md; return the rows of the runs and that of the steps.
 
-    `runs.make` says what the folder gets; its rows are in table2.jsonl, the times in speed.jsonl.
+    `runs.make` describes the folder; its rows are in table2.jsonl, the times in speed.jsonl.
     """
     data = read_folder(data_dir, recipe.training.size, recipe.images)
     if device == "cuda":
@@ -131,7 +131,7 @@ def reproduce(
 
 
 def render(path: Path) -> Pages:
-    """Make the page of a file of rows again, with the last step that was timed beside it."""
+    """Render the page of a file of rows again, with the last timed step beside it."""
     names = {field.name: "learning_rate" if field.name == "rate" else field.name for field in fields(Training)}
     rows = newest(read_rows(path), VARYING, names.values())
     training = Training(**{field: rows[0][name] for field, name in names.items()})
@@ -144,7 +144,7 @@ def render(path: Path) -> Pages:
 
 
 def timing(recipe: Table2) -> Row:
-    """What the time of a step depends on, in the words of its row."""
+    """Return what the time of a step depends on, by the keys of its row."""
     images, size = recipe.timed
     losses = [str(loss) for loss in recipe.losses]
     return {
@@ -156,8 +156,8 @@ def timing(recipe: Table2) -> Row:
 def measure_speed(recipe: Table2, device: torch.device) -> Row:
     """Time a step (forward, loss, backward, new weights) with each loss by turns, on one batch that stays in place.
 
-    `steps_per_second` has the median for each loss, `added` what the second loss adds to the step of the first, as a
-    share of it: the median over the turns, and the quartiles.
+    `steps_per_second` has the median for each loss. `added` is the time that the second loss adds to a step,
+    relative to the step of the first: the median over the turns, and the quartiles.
     """
     count, size = recipe.timed
     learner = Learner(recipe.training, CLASSES, 0, device)
@@ -165,7 +165,7 @@ def measure_speed(recipe: Table2, device: torch.device) -> Row:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=generator).to(device)
     labels = torch.randint(0, CLASSES, (count,), generator=generator).to(device)
-    steps = 5 if device.type == "cuda" else 1  # between two waits for the device
+    steps = 5 if device.type == "cuda" else 1  # steps between two waits for the device
     seconds: dict[Loss, list[float]] = {loss: [] for loss in recipe.losses}
     for turn in range(-3, recipe.turns):  # three to warm up
         for loss in recipe.losses[:: 1 if turn % 2 else -1]:
@@ -186,7 +186,7 @@ def measure_speed(recipe: Table2, device: torch.device) -> Row:
 
 
 def wait(device: torch.device) -> float:
-    """The time when the device has done all that it was asked to."""
+    """Return the time after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

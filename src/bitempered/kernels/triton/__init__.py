@@ -1,8 +1,8 @@
 """The loss and the tempered softmax on a GPU: Triton kernels that restate `bitempered.core` in float32.
 
 From the bottom up: `mathematics` (one number), `tiles` (rows and columns of numbers), `solver` (a row), the kernels of
-`label_loss`, `soft_loss`, `tempered_softmax` and `scaling`, how to `launch` them, and the `losses` and `operators` that
-`bitempered.torch` calls. tests/test_triton.py runs all of it in Triton's interpreter.
+`label_loss`, `soft_loss`, `tempered_softmax` and `scaling`, `launch`, which launches them, and the `losses` and
+`operators` that `bitempered.torch` calls. tests/test_triton.py runs all of it in Triton's interpreter.
 """
 
 from bitempered.kernels.triton import operators  # noqa: F401 (registers them)

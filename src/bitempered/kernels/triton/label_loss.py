@@ -45,7 +45,7 @@ def loss_kernel(
     """The loss of class indices, per row or summed over the rows of a program, and its gradient.
 
     Both are weighted and, for a MEAN, divided by the divisor. A SCALED gradient is also multiplied by g. The gradient
-    may overwrite the logits. The state of a row is what `class_gradients_kernel` needs.
+    may overwrite the logits. The state of a row is for `class_gradients_kernel`.
     """
     outer, inner, row_in, row = program_rows(n_inner, ROWS)
     base = logits_ptr + outer * outer_stride + inner * inner_stride
@@ -163,11 +163,11 @@ def class_gradients_kernel(
     KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Overwrite logits that were computed again, of the classes from `first` on, with the gradient of `loss_kernel`.
+    """Overwrite recomputed logits, of the classes from `first` on, with the gradient of `loss_kernel`.
 
     Another matrix product may round a logit to its neighbour. For most classes that is just one more rounding of the
-    gradient. But for a class with most of the mass terms cancel, and above the largest logit a power may have no value.
-    So the state has the number of the largest class and the largest logit, and the label is known by its number.
+    gradient. But for a class with most of the mass, terms cancel, and above the largest logit a power may be undefined.
+    So the state holds the index of the largest class and the largest logit, and the label is found by its index.
     """
     _, _, row_in, row = program_rows(n_rows, ROWS)
     base = logits_ptr + row * row_stride

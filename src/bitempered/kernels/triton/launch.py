@@ -1,4 +1,4 @@
-"""Launching a kernel: what it is compiled for, and a short way for a launch like an earlier one."""
+"""Launching a kernel: the constants it is compiled for, and a shortcut for a launch like an earlier one."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ _launches = Memo()
 
 @functools.lru_cache(4096)
 def temperature_constants(t1: float, t2: float) -> dict[str, Any]:
-    """What kernels are compiled for, given the temperatures: see `summands` and `named_sums`."""
+    """Return the constants that the temperatures compile a kernel for: see `summands` and `named_sums`."""
     s = t2 - 1
     kind = (s > 0) - (s < 0) + (s > 1)
     shift = 0 if t1 == 1 else -2 if t1 > 1 else 1 if kind > 0 and math.isclose(1 - t1, s, rel_tol=1e-9) else -1
@@ -38,10 +38,10 @@ def temperature_constants(t1: float, t2: float) -> dict[str, Any]:
 
 
 def launch_kernel(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Any:
-    """kernel[(programs,)](*arguments, **constants), by a shorter way if one like it has been launched before.
+    """Run kernel[(programs,)](*arguments, **constants), by a shortcut if one like it has been launched before.
 
     Triton binds and inspects every argument of every call, which takes longer than a small kernel runs. Returns the
-    short way: what launches the compiled kernel on arguments like these, and its last arguments. None if it has none.
+    shortcut: a function that launches the compiled kernel on arguments like these, and its last arguments; or None.
     """
     if not DIRECT:
         kernel[(programs,)](*arguments, **constants)

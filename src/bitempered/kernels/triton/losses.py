@@ -1,4 +1,4 @@
-"""The loss and its gradient: which kernel computes them, with which arguments."""
+"""The loss and its gradient: choosing a kernel and its arguments."""
 
 import math
 from typing import Any
@@ -22,9 +22,9 @@ from bitempered.kernels.triton.launch import (
 from bitempered.kernels.triton.soft_loss import soft_loss_kernel
 from bitempered.kernels.triton.tiles import as_blocks, count_tiles, empty_gradient, tile_for
 
-_COUNTED_BY_EACH = 4096  # targets: up to so many, counting them in every program is faster than one more launch
-_COUNTED_BY_ONE = 65536  # targets: beyond, one program that counts them takes longer than two launches of torch
-_REGISTERS = 64  # of a thread in the pass over long rows: what it spills costs less than more warps gain
+_COUNTED_BY_EACH = 4096  # up to this many targets, counting them in every program is faster than one more launch
+_COUNTED_BY_ONE = 65536  # beyond this many targets, counting them in one program is slower than two torch launches
+_REGISTERS = 64  # per thread in the pass over long rows: spills cost less than more warps gain
 _plans = Memo()
 
 
@@ -48,7 +48,7 @@ def _compute_as_planned(
     dtype: torch.dtype,
     gradient: Tensor | None,
 ) -> Tensor:
-    """`_compute`, by a plan if one like it has run before: for small batches launching takes most of the time."""
+    """Call `_compute`, or the plan of an earlier call like it: for small batches launching takes most of the time."""
     x, labels = logits.data_ptr(), target.data_ptr()
     into = x if gradient is None else gradient.data_ptr()
     key: Any = None
@@ -100,7 +100,7 @@ def chunk_loss(
 
 
 def class_gradients_(logits: Tensor, target: Tensor, state: Tensor, first: int, t1: float, t2: float) -> None:
-    """Overwrite logits that were computed again, of the classes from `first` on, with the gradient."""
+    """Overwrite recomputed logits, of the classes from `first` on, with the gradient."""
     rows, classes = logits.shape
     temperature = temperature_constants(t1, t2)
     tile = dict(tile_for(classes, rows, (logits, (0, logits.stride(0), logits.stride(1)))))

@@ -24,7 +24,7 @@ def exp(x):
 
 @triton.jit
 def log2(x, FAST: tl.constexpr):
-    """FAST is one instruction of NVIDIA's, off by 2^-22 near 1. tl.log2 takes twenty."""
+    """log2; FAST is one NVIDIA instruction, off by 2^-22 near 1, where tl.log2 takes twenty."""
     if FAST:
         return tl.inline_asm_elementwise(
             "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -110,7 +110,7 @@ def _log2_huge(u, d, s, FAST: tl.constexpr):
 
 @triton.jit
 def _log2_ratio(u, d, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr):
-    """log2 r with the precision that sums need, and x. Outside the support both are those of its edge."""
+    """log2 r, precise enough for sums, and x. Outside the support both take their values at its edge."""
     if KIND == 0:
         return u * -LOG2E, u
     z = (u * d) * (s * d) if KIND > 1 else u * (s * d)
@@ -122,7 +122,7 @@ def _log2_ratio(u, d, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.conste
         log2_x = tl.where(z == float("inf"), _log2_huge(u, d, s, FAST), log2_x)
     log2_r = log2_x * (-1.0 / s)
     if NEAR:  # 1 + z loses digits that 1 / s magnifies
-        # Where r is 1e-30, every rounding of log r shows. This has one, besides those of LOG2E and d.
+        # Where r is 1e-30, every rounding of log r shows. This has one, apart from those of LOG2E and d.
         v = u * (d * LOG2E)
         lost = tl.fma(u, d * LOG2E, -v)
         log2_r = tl.where(tl.abs(z) < 0.4, (v * (_log1p_near(z) - LOG2E_LOST) - lost) - v, log2_r)
@@ -131,7 +131,7 @@ def _log2_ratio(u, d, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.conste
 
 @triton.jit
 def grown(log_r, extra, NEAR: tl.constexpr):
-    """(1 + extra) log_r. Near t = 1 the digits of `extra` count, which 1 + extra loses in float32."""
+    """(1 + extra) log_r. Near t = 1 the digits of `extra` matter, and 1 + extra would lose them in float32."""
     if NEAR:
         return tl.where(log_r == float("-inf"), log_r, log_r + extra * log_r)
     return (1.0 + extra) * log_r

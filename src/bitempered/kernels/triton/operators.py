@@ -1,4 +1,4 @@
-"""The loss as operators of torch, which torch.compile calls without looking inside."""
+"""The loss as torch operators, which torch.compile treats as opaque."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A gradient multiplied in place by the one that backward receives."""
+"""Multiply a gradient in place by the one that backward receives."""
 
 import functools
 
@@ -35,7 +35,7 @@ def _scale_kernel(
 
 
 def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
-    """Multiply the gradient in place by g, a scalar or one number per row; free where that is 1."""
+    """Multiply the gradient in place by g, a scalar or one number per row; free where g is 1."""
     if gradient.numel() < _SMALL_GRADIENT:
         return gradient.mul_(g.unsqueeze(axis) if g.dim() else g)
     x, outer, inner, strides = as_blocks(gradient, axis)

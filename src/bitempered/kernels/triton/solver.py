@@ -64,7 +64,7 @@ def _step(m, s0, s1, s2, s3, s, KIND: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def moved(w0, w1, w2, b, z, delta, s, KIND: tl.constexpr, FAST: tl.constexpr):
-    """A sum of b-th powers of r at m + delta, given that sum at m and those with one and two more factors q."""
+    """A sum of b-th powers of r at m + delta, from that sum at m and those with one and two more factors q."""
     if KIND <= 0:  # at t = 1 r does not depend on m, and below the last step is rounding
         return w0
     inverse = reciprocal(tl.maximum(w0, 1e-30), FAST)
@@ -85,7 +85,7 @@ def solve(
     """Solve each row. Returns, per row:
 
     - `top`, a point of reference near its maximum, m relative to it, and the last step of m;
-    - whether the classes at `top` are left out of the sums, and how many they are;
+    - whether the classes at `top` are left out of the sums, and their number;
     - the sums before that step, over all classes except those and the label;
     - the logits themselves if the row is SINGLE, that is, one tile.
     """

@@ -1,4 +1,4 @@
-"""The tempered softmax, its logarithm and lambda_t: kernels and what launches them."""
+"""The tempered softmax, its logarithm and lambda_t: kernels and their launchers."""
 
 import torch
 import triton

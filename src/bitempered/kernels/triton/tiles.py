@@ -1,4 +1,4 @@
-"""How tensors are cut into tiles: one program of a kernel owns a few rows and walks over their columns, the classes.
+"""Cutting tensors into tiles: one program of a kernel owns a few rows and walks over their columns, the classes.
 
 Tiles are (rows, columns / vector, vector): one thread loads the numbers of the last axis together, and adds them up
 before it adds to its sums.
@@ -31,7 +31,7 @@ def row_sum(x):
 
 @triton.jit
 def lane_of(x, LANE: tl.constexpr, VECTOR: tl.constexpr):
-    """One of every VECTOR numbers on the last axis: a different one for each LANE, in no particular order."""
+    """Pick one of every VECTOR numbers on the last axis: a different one for each LANE, in no particular order."""
     if VECTOR == 1:
         return tl.reshape(x, (x.shape[0], x.shape[1]))
     else:
@@ -75,9 +75,9 @@ def store(base, class_stride, c, n_classes, row_in, x):
 
 @functools.lru_cache(4096)
 def choose_tile(classes: int, inner: int, itemsize: int, contiguous: bool, vector: int) -> dict[str, Any]:
-    """The tile of a program and its warps: the fastest of those tried on an H200, legal anywhere.
+    """Return the tile of a program and its warps: the fastest of those tried on an H200, valid on any GPU.
 
-    `contiguous` says that the classes of a row are neighbours in memory, and `vector` how many are loaded at once. Rows
+    `contiguous` means that the classes of a row are neighbours in memory; `vector` is how many are loaded at once. Rows
     of up to 8,192 classes stay in registers.
     """
     columns = max(16, triton.next_power_of_2(classes))
@@ -116,7 +116,7 @@ def count_tiles(rows: int, geometry: dict[str, Any]) -> int:
 
 
 def as_blocks(x: Tensor, axis: int) -> tuple[Tensor, int, int, tuple[int, int, int]]:
-    """x (or a copy) as blocks of rows, how many blocks, rows in each, and the strides of block, row and class."""
+    """Return x (or a copy) as blocks of rows: it, the numbers of blocks and of rows in each, and the three strides."""
     if axis == 1 and x.dim() == 2:
         return x, 1, x.shape[0], (0, x.stride(0), x.stride(1))
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
@@ -128,7 +128,7 @@ def as_blocks(x: Tensor, axis: int) -> tuple[Tensor, int, int, tuple[int, int, i
 
 
 def empty_gradient(x: Tensor, axis: int) -> Tensor:
-    """An empty tensor for the gradient of x, laid out as x is, unless `as_blocks` would copy that."""
+    """Return an empty tensor for the gradient of x, with the layout of x unless `as_blocks` would copy that."""
     made = torch.empty_like(x)
     shared = x.dim() == 2 or as_blocks(made, axis)[0].data_ptr() == made.data_ptr()
     return made if shared else torch.empty(x.shape, dtype=x.dtype, device=x.device)
