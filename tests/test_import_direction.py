@@ -24,8 +24,7 @@ ROOMS = {
     **dict.fromkeys(ADAPTERS, BASE | {"encoding"}),
     "torch": BASE | {"encoding", "kernels"},
     "divergences": BASE | {"encoding"},
-    "references": BASE | ADAPTERS,
-    "experiments": BASE | ADAPTERS | {"divergences", "encoding", "kernels", "noise", "references", "schedules"},
+    "experiments": BASE | ADAPTERS | {"divergences", "encoding", "kernels", "noise", "schedules"},
     "cli": {"experiments"},
     "__main__": {"cli"},
 }
