@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from experiment_cases import without
 
 from bitempered import noise
 from bitempered.experiments import train as loop
@@ -38,7 +39,7 @@ def member(split, loss=LOGISTIC, rate=1e-2, level=0.2):
 
 
 def without_time(metrics):
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in metrics]
+    return without(metrics, "seconds")
 
 
 # What a step does
