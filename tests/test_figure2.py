@@ -154,19 +154,12 @@ def test_the_recipe_s_seeds_unless_told(options, folder, seeds, tmp_path, monkey
     made = Path("results") / folder
     assert {row["seed"] for row in files.read_rows(made / "figure2.jsonl")} == set(range(seeds))
     words = "one seed" if seeds == 1 else f"median of {seeds} seeds"
-    assert f"over a grid, %, {words}\n" in (made / "figure2.md").read_text()
+    assert words in (made / "figure2.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("seeds", "title"),
-    [
-        (1, "one seed; points, probability and boundary (white)"),
-        (2, "median of 2 seeds; points, probability and boundary (white) of the median seed"),
-    ],
-)
-def test_the_title_says_how_many_seeds(tiny, seeds, title):
-    drawn = figure2.draw(replace(TINY, seeds=seeds), *tiny)
-    assert drawn.get_suptitle() == f"Accuracy on clean labels over a grid, {title}"
+@pytest.mark.parametrize(("seeds", "words"), [(1, "one seed"), (2, "median of 2 seeds")])
+def test_the_title_says_how_many_seeds(tiny, seeds, words):
+    assert words in figure2.draw(replace(TINY, seeds=seeds), *tiny).get_suptitle()
 
 
 def test_ctrl_c_writes_nothing(tmp_path, monkeypatch):
