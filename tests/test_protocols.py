@@ -405,7 +405,7 @@ def test_human_labels_are_trained_on(small, tmp_path):
     np.testing.assert_array_equal(Run(TINY_B, setting, replace(IMAGES, human=other), CPU).noisy, other)
     with pytest.raises(ValueError, match="protocol b needs human labels; read the images with human=True"):
         run(tmp_path, setting, protocol=TINY_B)
-    with pytest.raises(DataError, match=r"human labels are read from cifar100n\.npz in a folder that you name"):
+    with pytest.raises(DataError, match=r"human labels are read from cifar100n\.npz"):
         Images.read(None, human=True)  # downloads nothing
 
 

@@ -392,6 +392,6 @@ def test_the_wide_network_is_four_times_as_wide(digits, name, channels):
 
 
 def test_a_network_that_is_not_there_is_refused(digits):
-    with pytest.raises(ValueError, match="unknown network 'vgg'; choose from: mlp, mnist_cnn, resnet56, resnet56-wide"):
+    with pytest.raises(ValueError, match="unknown network 'vgg'; choose from: mlp, "):
         train(replace(TINY, network="vgg"), [member(digits)], digits, seed=0)
     assert math.isinf(TINY.clip)
