@@ -295,27 +295,20 @@ def planted(dtype, raw, shape=(4,)):
 @pytest.mark.parametrize(
     "content",
     [
-        # A field of objects in a dtype whose flags deny it: NumPy takes the bytes for addresses.
-        pickle.dumps(
-            {
-                **cifar(4),
-                b"fine_labels": planted(
-                    Malicious(np.dtype, "V8", state=(3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)),
-                    b"A" * 32,
-                ),
-            },
-            protocol=2,
-        ),
-        # The same through the state of a dtype that is called a byte.
-        pickle.dumps(
-            {
-                **cifar(4),
-                b"fine_labels": planted(
-                    Malicious(np.dtype, "u1", state=(3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)),
-                    b"A" * 32,
-                ),
-            },
-            protocol=2,
+        # A field of objects in a dtype whose flags deny it: NumPy takes the bytes for addresses. The second is the same
+        # through the state of a dtype that is called a byte.
+        *(
+            pickle.dumps(
+                {
+                    **cifar(4),
+                    b"fine_labels": planted(
+                        Malicious(np.dtype, name, state=(3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)),
+                        b"A" * 32,
+                    ),
+                },
+                protocol=2,
+            )
+            for name in ("V8", "u1")
         ),
         pickle.dumps({**cifar(4), b"data": planted(np.dtype("O"), [1, 2, 3, 4])}, protocol=2),
         pickle.dumps({**cifar(4), b"data": planted(np.dtype("u1"), b"A" * 12288, (2**62, 4))}, protocol=2),
