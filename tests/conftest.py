@@ -1,4 +1,4 @@
-"""What must come before every test module."""
+"""What must come before every test module, and the fixtures that test modules share."""
 
 import atexit
 import os
@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from contextlib import suppress
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: threads that wait for each other double the time
@@ -18,6 +19,31 @@ os.environ["KERAS_BACKEND"] = "torch"  # read where Keras is imported, which oth
 with suppress(ImportError):  # there is none but for Linux
     import triton  # noqa: F401  (it ends the process if TensorFlow was imported before it)
 
+# So that an assert that fails in what tests share says which values, too.
+pytest.register_assert_rewrite("cpu_kernel_cases", "experiment_cases", "imagenet_cases")
+
 # The same examples on every machine, however slow.
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("same")
+
+
+@pytest.fixture
+def by_triton(monkeypatch):
+    """The public functions, except that the Triton kernels compute, on whatever device."""
+    import torch
+
+    from bitempered import kernels
+
+    def chosen(*arguments):
+        return "triton" if torch.compiler.is_compiling() or kernels._forced.get() is None else "core"
+
+    monkeypatch.setattr(kernels, "choose", chosen)
+
+
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.slow), 4])  # a program for each row takes twice as long
+def chunks(monkeypatch, request):
+    """Rows in chunks of 64 classes, as if they were long."""
+    from bitempered.kernels.triton import tiles
+
+    tile = {"ROWS": request.param, "COLUMNS": 64, "VECTOR": 4, "SINGLE": False, "num_warps": 4}
+    monkeypatch.setattr(tiles, "choose_tile", lambda *_: tile)

@@ -1,9 +1,9 @@
 """What tests of the experiments share."""
 
+import gzip
+import struct
 from dataclasses import replace
 
-import numpy as np
-from PIL import Image
 from typer.testing import CliRunner
 
 from bitempered import cli
@@ -13,7 +13,6 @@ from bitempered.experiments.recipes.compare import comparison
 
 TINY = replace(comparison(levels=(0.0, 0.4), seeds=2), training=replace(default_training("digits"), epochs=2, width=16))
 TINY_OPTIONS = ["compare", "--noise", "0.4,0", "--seeds", "2", "--epochs", "1"]
-COLOURS = np.random.default_rng(7).integers(40, 216, (10, 3))
 
 
 def silent(*_):
@@ -42,19 +41,21 @@ def assert_rendered(folder, *names):
         assert (folder / name).read_bytes() == pages[name], name
 
 
+def one_line(error):
+    """Whether an error that pytest.raises caught fits on one line."""
+    return "\n" not in str(error.value)
+
+
+def packed(content):
+    """Compressed, without the time, which would give the tests' parameters another name in each process."""
+    return gzip.compress(content, mtime=0)
+
+
+def idx(array):
+    """A file in MNIST's format."""
+    header = struct.pack(">BBBB", 0, 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.tobytes()
+
+
 def change_dataset(monkeypatch, name, **values):
     monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], **values))
-
-
-def make_images(folder, per_class):
-    """Noise around a colour of each class, in many shapes: wide, high, grey, CMYK, PNG."""
-    rng = np.random.default_rng(per_class)
-    for label, colour in enumerate(COLOURS):
-        (folder / f"n{label:04}").mkdir(parents=True)
-        for i in range(per_class):
-            height, width = rng.integers(18, 40, 2)
-            pixels = np.clip(colour + rng.normal(0, 20, (height, width, 3)), 0, 255).astype(np.uint8)
-            image = Image.fromarray(pixels)
-            if i == 1:
-                image = image.convert("CMYK")
-            image.save(folder / f"n{label:04}" / f"{i}.JPEG", format="PNG" if i == 2 else "JPEG")

@@ -14,8 +14,11 @@ import torch
 
 SENSITIVE = [
     f"tests/test_{name}.py"
-    for name in ("solver", "sklearn", "torch_oracle", "cpu_kernel", "core", "extreme_logits", "numpy", "boosting")
-]
+    for name in (
+        "solver", "sklearn", "torch_oracle", "cpu_kernel", "cpu_kernel_oracle", "cpu_kernel_library", "core",
+        "extreme_logits", "numpy", "boosting",
+    )
+]  # fmt: skip
 
 
 def settings():

@@ -10,9 +10,9 @@ import mpmath as mp
 import numpy as np
 import oracle
 import pytest
+from cases import INDEX, LOGITS, PAIRS, error, exact_losses
 from sklearn.base import clone
 from sklearn.datasets import load_iris
-from test_numpy import INDEX, LOGITS, PAIRS, error, exact_losses
 
 import bitempered.numpy as bt
 from bitempered.boosting import lightgbm_metric, lightgbm_objective, xgboost_metric, xgboost_objective

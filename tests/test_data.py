@@ -1,6 +1,5 @@
 """The experiments' data: each format read from tiny files, and one line for whatever is wrong with them."""
 
-import gzip
 import hashlib
 import http.server
 import io
@@ -14,16 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from experiment_cases import change_dataset
+from experiment_cases import change_dataset, idx, one_line, packed
 
 from bitempered.experiments import data, datasets, pickles, sources
 from bitempered.experiments.pickles import read_pickle
 from bitempered.experiments.sources import DataError
-
-
-def one_line(error):
-    return "\n" not in str(error.value)
-
 
 # The ring
 
@@ -45,16 +39,6 @@ def test_ring_is_what_it_says():
 
 
 # Images in idx files
-
-
-def packed(content):
-    """Without the time, which would give the tests' parameters another name in each process."""
-    return gzip.compress(content, mtime=0)
-
-
-def idx(array):
-    header = struct.pack(">BBBB", 0, 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
-    return header + array.tobytes()
 
 
 @pytest.fixture
@@ -311,27 +295,20 @@ def planted(dtype, raw, shape=(4,)):
 @pytest.mark.parametrize(
     "content",
     [
-        # A field of objects in a dtype whose flags deny it: NumPy takes the bytes for addresses.
-        pickle.dumps(
-            {
-                **cifar(4),
-                b"fine_labels": planted(
-                    Malicious(np.dtype, "V8", state=(3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)),
-                    b"A" * 32,
-                ),
-            },
-            protocol=2,
-        ),
-        # The same through the state of a dtype that is called a byte.
-        pickle.dumps(
-            {
-                **cifar(4),
-                b"fine_labels": planted(
-                    Malicious(np.dtype, "u1", state=(3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)),
-                    b"A" * 32,
-                ),
-            },
-            protocol=2,
+        # A field of objects in a dtype whose flags deny it: NumPy takes the bytes for addresses. The second is the same
+        # through the state of a dtype that is called a byte.
+        *(
+            pickle.dumps(
+                {
+                    **cifar(4),
+                    b"fine_labels": planted(
+                        Malicious(np.dtype, name, state=(3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)),
+                        b"A" * 32,
+                    ),
+                },
+                protocol=2,
+            )
+            for name in ("V8", "u1")
         ),
         pickle.dumps({**cifar(4), b"data": planted(np.dtype("O"), [1, 2, 3, 4])}, protocol=2),
         pickle.dumps({**cifar(4), b"data": planted(np.dtype("u1"), b"A" * 12288, (2**62, 4))}, protocol=2),

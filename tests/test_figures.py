@@ -3,9 +3,9 @@
 import mpmath as mp
 import oracle
 import pytest
-from typer.testing import CliRunner
+from experiment_cases import invoke
 
-from bitempered import __version__, cli
+from bitempered import __version__
 from bitempered.experiments.recipes.figure1 import figure1
 
 
@@ -44,7 +44,7 @@ def test_figure_1_shows_what_the_paper_says(index):
 
 def test_reproduce_writes_a_png(tmp_path):
     folder = tmp_path / "new" / "figures"
-    done = CliRunner().invoke(cli.app, ["reproduce", "figure1", "--out", str(folder)])
+    done = invoke("reproduce", "figure1", "--out", folder)
     assert done.exit_code == 0, done.output
     assert done.stdout == f"Written to {folder}: figure1.png\n"
     assert [path.name for path in folder.iterdir()] == ["figure1.png"]
@@ -52,11 +52,9 @@ def test_reproduce_writes_a_png(tmp_path):
 
 
 def test_reproduce_names_what_there_is_for_an_unknown_figure(tmp_path):
-    done = CliRunner().invoke(cli.app, ["reproduce", "figure9", "--out", str(tmp_path / "out")])
+    done = invoke("reproduce", "figure9", "--out", tmp_path / "out")
     assert done.exit_code == 2
-    assert done.stderr.startswith(
-        "bitempered: unknown figure or table 'figure9'; choose from: figure1, figure2, figure3"
-    )
+    assert done.stderr.startswith("bitempered: unknown figure or table 'figure9'; choose from: figure1, ")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
@@ -80,7 +78,7 @@ def test_reproduce_refuses_options_that_would_do_nothing(what, tmp_path):
     for name, value in (EVERYWHERE | DATA | {"--dataset": ["none"], "--network": ["none"]}).items():
         # No seeds at all, which is wrong for each of them, so that nothing is trained.
         given = ["reproduce", what, name, *value, "--out", str(tmp_path / "out")]
-        done = CliRunner().invoke(cli.app, given if name == "--seeds" else [*given, "--seeds", "0"])
+        done = invoke(*(given if name == "--seeds" else [*given, "--seeds", "0"]))
         assert done.exit_code == 2
         if name in TAKEN[what]:
             assert done.stderr == "bitempered: seeds must be at least 1, got 0\n"
@@ -91,13 +89,13 @@ def test_reproduce_refuses_options_that_would_do_nothing(what, tmp_path):
 
 
 def test_the_command_says_its_version():
-    done = CliRunner().invoke(cli.app, ["--version"])
+    done = invoke("--version")
     assert (done.exit_code, done.stdout) == (0, f"bitempered {__version__}\n")
 
 
 def test_reproduce_says_so_where_it_cannot_write(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    done = CliRunner().invoke(cli.app, ["reproduce", "figure1", "--out", str(tmp_path / "file")])
+    done = invoke("reproduce", "figure1", "--out", tmp_path / "file")
     assert done.exit_code == 1
     assert done.stderr.startswith(f"bitempered: cannot use the folder {tmp_path / 'file'}: ")
     assert done.stderr.count("\n") == 1

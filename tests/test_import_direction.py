@@ -24,8 +24,7 @@ ROOMS = {
     **dict.fromkeys(ADAPTERS, BASE | {"encoding"}),
     "torch": BASE | {"encoding", "kernels"},
     "divergences": BASE | {"encoding"},
-    "references": BASE | ADAPTERS,
-    "experiments": BASE | ADAPTERS | {"divergences", "encoding", "kernels", "noise", "references", "schedules"},
+    "experiments": BASE | ADAPTERS | {"divergences", "encoding", "kernels", "noise", "schedules"},
     "cli": {"experiments"},
     "__main__": {"cli"},
 }
@@ -49,7 +48,7 @@ def modules_of(source):
 
 
 def imports_of(name, path, modules):
-    """The modules of the package that a module imports, anywhere in its code."""
+    """Those of `modules` that a module imports, anywhere in its code."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -124,6 +123,28 @@ def test_every_module_has_a_room():
 
 def test_no_exception_is_left_over():
     assert set(EXCEPTIONS) <= set(edges_between_rooms(graph_of(SOURCE)))
+
+
+def imports_among_tests(folder):
+    """The test modules of a folder that import another: what they share belongs in a module of cases."""
+    modules = {path.stem: path for path in folder.glob("*.py")}
+    edges = ((name, imports_of(name, path, modules)) for name, path in sorted(modules.items()))
+    return [
+        f"{name} imports {other}" for name, others in edges for other in sorted(others) if other.startswith("test_")
+    ]
+
+
+@pytest.mark.parametrize("folder", ["tests", "tests_gpu"])
+def test_no_test_module_imports_another(folder):
+    assert imports_among_tests(SOURCE.parents[1] / folder) == []
+
+
+@pytest.mark.parametrize("code", ["import test_a\n", "from test_a import x\n", "def f():\n    import test_a as x\n"])
+def test_an_import_of_another_test_module_is_found(tmp_path, code):
+    (tmp_path / "test_a.py").write_text("import cases\n")
+    (tmp_path / "test_b.py").write_text(code)
+    (tmp_path / "cases.py").write_text("x = 1\n")
+    assert imports_among_tests(tmp_path) == ["test_b imports test_a"]
 
 
 @pytest.fixture

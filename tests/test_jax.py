@@ -12,7 +12,7 @@ import torch
 
 jax = pytest.importorskip("jax")  # no release that we support runs on Python 3.10
 jnp = jax.numpy
-from test_numpy import INDEX, LOGITS, PAIRS, SOFT, TEMPERATURES, TOLERANCE, WEIGHT, error, exact_losses
+from cases import INDEX, LOGITS, PAIRS, SOFT, TEMPERATURES, TOLERANCE, WEIGHT, error, exact_losses
 
 import bitempered.jax as bt
 import bitempered.torch as bt_torch

@@ -20,7 +20,7 @@ import torch
 os.environ["KERAS_BACKEND"] = "torch"
 keras = pytest.importorskip("keras", minversion="3.5")
 import keras_checks
-from test_numpy import INDEX, LOGITS, SOFT, error, exact_losses
+from cases import INDEX, LOGITS, SOFT, error, exact_losses
 
 import bitempered.keras as bt
 import bitempered.numpy as bt_numpy

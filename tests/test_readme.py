@@ -40,13 +40,15 @@ def test_tables_are_those_of_the_committed_files(path):
     assert table in shown
 
 
-def test_every_table_has_a_file():
-    assert len(re.findall(r"<!-- (\S+\.md) -->", README)) == 9
+def test_every_table_of_numbers_names_its_file():
+    rest = re.sub(r"<!-- \S+\.md -->\n.*?<!-- end -->", "", README, flags=re.DOTALL)
+    assert rest != README
+    assert not re.findall(r"^\|.*\| *[+−-]?\d.*", rest, re.MULTILINE)
 
 
 def test_links_lead_somewhere():
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if not link.startswith("http")]
-    assert len(links) >= 5
+    assert links
     for link in links:
         assert (ROOT / link).exists(), link
 

@@ -44,6 +44,11 @@ def table_options(folder, label_column):
     ]  # fmt: skip
 
 
+def stop_after_two(done, total, text):
+    if done == 2:
+        raise KeyboardInterrupt
+
+
 @pytest.fixture
 def trained(monkeypatch):
     """The number of fleets that are trained, as a list that grows."""
@@ -105,17 +110,13 @@ def test_a_stopped_run_does_not_go_on_with_other_labels(tmp_path, monkeypatch, c
     other = replace(one, label_column="b")
     monkeypatch.setattr(train_loop, "SAVE_SECONDS", 0)
 
-    def stop(done, total, text):
-        if done == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        cells.run(one, tmp_path / "out", stop)
+        cells.run(one, tmp_path / "out", stop_after_two)
     (checkpoint,) = (tmp_path / "out").glob("*.checkpoint")
     epochs = []
     rows = cells.run(other, tmp_path / "out", lambda done, *_: epochs.append(done))
     assert epochs == [1, 2, 3]
-    assert f"{checkpoint} belongs to a stopped run with other settings, data or version" in caplog.text
+    assert f"{checkpoint} belongs to a stopped run" in caplog.text
     assert results(rows) == results(cells.run(other, tmp_path / "afresh", silent))
     # The stopped one is still there to go on with.
     epochs.clear()
@@ -162,12 +163,8 @@ def test_a_checkpoint_goes_on_after_another_commit_but_not_with_other_results(tm
     recipe = comparison(levels=(0.0,), seeds=1, epochs=3)
     monkeypatch.setattr(train_loop, "SAVE_SECONDS", 0)
 
-    def stop(done, total, text):
-        if done == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        cells.run(recipe, tmp_path, stop)
+        cells.run(recipe, tmp_path, stop_after_two)
     for number, commit, expected in ((runs.RESULTS + 1, "this", [1, 2, 3]), (runs.RESULTS, "other", [2, 3])):
         monkeypatch.setattr(runs, "RESULTS", number)
         monkeypatch.setattr(runs, "commit", lambda commit=commit: commit)

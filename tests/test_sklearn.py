@@ -11,6 +11,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from cases import PAIRS, error
 from scipy import sparse
 from scipy.special import log_softmax, softmax
 from sklearn.base import clone
@@ -23,7 +24,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import compute_class_weight
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from test_numpy import PAIRS, error
 
 import bitempered.numpy as bt
 import bitempered.torch as bt_torch

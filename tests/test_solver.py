@@ -4,10 +4,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+import references
 import torch
 from adversary import ADVERSARIAL_T, BAR, CLASS_COUNTS, FLOAT32, FLOAT64, mass_error, search, witnesses
 
-from bitempered import core, references
+from bitempered import core
 from bitempered.torch import tempered_softmax
 from bitempered.torch.autograd import xp as torch_xp
 

@@ -8,14 +8,10 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
+from experiment_cases import one_line
 
 from bitempered.experiments import data, datasets, sources
 from bitempered.experiments.sources import DataError
-
-
-def one_line(error):
-    return "\n" not in str(error.value)
-
 
 # Tables
 

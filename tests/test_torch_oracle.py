@@ -4,6 +4,7 @@ import mpmath as mp
 import oracle
 import pytest
 import torch
+from cases import NEAR_ONE, error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,17 +24,6 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6}
 
 # Both sides of 1 and 1 itself, crowded towards it; what the paper and its users train with; the ends.
 T_SOFTMAX = [0.0, 0.5, 0.8, 1.0, 1.05, 1.2, 1.5, 2.0, 4.0, 10.0, 100.0]
-T_NEAR_ONE = [1 + sign * d for d in (1e-3, 1e-5, 1e-7) for sign in (-1, 1)]
-
-
-def error(value, exact):
-    """The largest abs(value - exact) / max(1, abs(exact)); infinite where a value is not finite."""
-    worst = mp.mpf(0)
-    for got, want in zip(value.double().flatten().tolist(), exact, strict=True):
-        if not mp.isfinite(got):
-            return mp.inf
-        worst = max(worst, abs(mp.mpf(got) - want) / max(1, abs(want)))
-    return float(worst)
 
 
 def check_loss(logits, target, y, t1, t2, *, weight=None, label_smoothing=0.0):
@@ -49,7 +39,7 @@ def check_loss(logits, target, y, t1, t2, *, weight=None, label_smoothing=0.0):
 
 
 temperature = st.one_of(
-    st.sampled_from(T_SOFTMAX + T_NEAR_ONE),
+    st.sampled_from(T_SOFTMAX + NEAR_ONE),
     st.floats(0, 4),
     st.floats(-16, -1).map(lambda e: 1 + 10**e),
     st.floats(-16, -1).map(lambda e: 1 - 10**e),
@@ -96,7 +86,7 @@ def test_loss_and_gradient_equal_the_oracle(dtype, kind, problem):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize(("t1", "t2"), [(t, t) for t in T_NEAR_ONE] + [(0.8, t) for t in T_NEAR_ONE if t > 0.8])
+@pytest.mark.parametrize(("t1", "t2"), [(t, t) for t in NEAR_ONE] + [(0.8, t) for t in NEAR_ONE if t > 0.8])
 def test_next_to_one(dtype, t1, t2):
     logits = torch.tensor([2.0, -1.0, 0.5, 7.0, -20.0], dtype=dtype)
     for index in range(5):
@@ -116,7 +106,7 @@ def test_small_gradients_are_right_in_relation_to_themselves(t1, t2):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("t", T_SOFTMAX + T_NEAR_ONE)
+@pytest.mark.parametrize("t", T_SOFTMAX + NEAR_ONE)
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0, 1000.0])  # a zero-initialised head, usual, confident, absurd
 def test_softmax_and_partition(dtype, t, scale):
     logits = scale * torch.randn(9, generator=torch.Generator().manual_seed(1), dtype=dtype)
@@ -136,7 +126,7 @@ def test_softmax_and_partition(dtype, t, scale):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("t", T_SOFTMAX + T_NEAR_ONE)
+@pytest.mark.parametrize("t", T_SOFTMAX + NEAR_ONE)
 def test_log_t_and_exp_t(dtype, t):
     x = torch.tensor([0.0, 1e-5, 0.3, 1.0, 2.0, 50.0], dtype=dtype)
     exact = [oracle.log_t(v, t) for v in x.tolist()]

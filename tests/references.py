@@ -1,12 +1,9 @@
-"""The paper's own algorithms for the normaliser lambda_t, for comparison only: nothing in the package uses them."""
-
-from typing import Any
+"""The paper's own ways to the normaliser lambda_t, to compare the solver with."""
 
 from bitempered import core
-from bitempered.core import Array
 
 
-def fixed_point(a: Array, t: float, *, iterations: int, axis: int, xp: Any) -> Array:
+def fixed_point(a, t, *, iterations, axis, xp):
     """Algorithm 1 (appendix A), for t > 1: shrink the centred activations by Z^(1-t) until they settle.
 
     Implementations customarily stop after 5 iterations, converged or not.
@@ -21,7 +18,7 @@ def fixed_point(a: Array, t: float, *, iterations: int, axis: int, xp: Any) -> A
     return mu - core.log_t(1 / z, t, xp=xp)
 
 
-def binary_search(a: Array, t: float, *, iterations: int, axis: int, xp: Any) -> Array:
+def binary_search(a, t, *, iterations, axis, xp):
     """Bisection between max(a), where the mass is at least 1, and max(a) - log_t(1/K), where it is at most 1."""
     low = xp.max(a, axis=axis)
     high = low - core.log_t(1 / xp.sum(xp.ones_like(a), axis=axis), t, xp=xp)
