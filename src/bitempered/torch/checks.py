@@ -49,7 +49,7 @@ def class_options(
         except (AttributeError, TypeError):  # not tensors, or not hashable: the checks below say what is wrong
             key = None
     t1, t2 = check_temperatures(t1, t2)
-    target, axis = _check_except_values(logits, target, weight, ignore_index, reduction, label_smoothing)
+    target, axis = check_class_arguments(logits, target, weight, ignore_index, reduction, label_smoothing, values=False)
     options = LossOptions(t1, t2, axis, float(label_smoothing), ignore_index, reduction)
     if key is not None:
         _checked.keep(key, options)
@@ -63,23 +63,13 @@ def check_class_arguments(
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
+    *,
+    values: bool = True,
 ) -> tuple[Tensor, int]:
-    """Validate the arguments of a loss over classes. Returns the target, with indices as int64, and the class axis."""
-    target, axis = _check_except_values(logits, target, weight, ignore_index, reduction, label_smoothing)
-    check_target_values(target, logits.shape[axis], axis, ignore_index)
-    check_not_negative(weight, "weight")
-    return target, axis
+    """Validate the arguments of a loss over classes. Returns the target, with indices as int64, and the class axis.
 
-
-def _check_except_values(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-) -> tuple[Tensor, int]:
-    """`check_class_arguments` without checking values: those of the target, and the signs of the weights."""
+    With `values=False` neither the values of the target nor the signs of the weights are checked.
+    """
     check_options(ignore_index, reduction, label_smoothing)
     check_floating(logits, "logits")
     axis = min(1, logits.dim() - 1)
@@ -90,6 +80,9 @@ def _check_except_values(
         raise RuntimeError(
             f"weight must have one entry for each of the {logits.shape[axis]} classes, got shape {tuple(weight.shape)}"
         )
+    if values:
+        check_target_values(target, logits.shape[axis], axis, ignore_index)
+        check_not_negative(weight, "weight")
     return target, axis
 
 
