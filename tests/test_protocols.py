@@ -512,9 +512,8 @@ def test_committed_rows_are_of_the_recipe_s_settings(name):
     assert (", from (1, 1) over epochs 5 to 40" in page) == any(row["schedule"] == [5, 40] for row in rows)
 
 
-def test_a_protocol_without_a_gpu_gets_one_line(tmp_path):
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+def test_a_protocol_without_a_gpu_gets_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     done = invoke("reproduce", "protocol-a", "--out", tmp_path / "out")
     assert done.exit_code == 2
     assert done.stderr == "bitempered: protocol-a needs a GPU, and torch finds no CUDA device\n"

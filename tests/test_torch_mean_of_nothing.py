@@ -4,6 +4,7 @@ One batch of padding must not end a training run: in every dtype and shape, by e
 """
 
 import contextlib
+import shutil
 
 import pytest
 import torch
@@ -197,5 +198,6 @@ def test_a_row_that_does_not_count_has_no_second_derivative_whatever_it_holds(ro
 
 def test_the_kernel_that_is_chosen_is_meant():
     logits, ignored = make()
-    if not isinstance(cpu.library(), cpu.Unavailable):
-        assert kernels.choose(logits, ignored, 1) == "cpu"
+    if shutil.which(cpu.compiler()[0]) is None:  # a compiler that fails is no reason
+        pytest.skip("there is no C compiler here")
+    assert kernels.choose(logits, ignored, 1) == "cpu"

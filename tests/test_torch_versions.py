@@ -1,6 +1,7 @@
 """Without a private part of torch, which another version may not have, everything still computes, by core."""
 
 import importlib
+import shutil
 import sys
 
 import pytest
@@ -64,7 +65,7 @@ def test_without_it_forward_mode_raises(without, name):
         hooks._jvp = None  # a member of an enumeration cannot be removed
     else:
         without(name)
-    with pytest.raises((RuntimeError, NotImplementedError)):
+    with pytest.raises(RuntimeError, match="jvp"):  # torch's own error
         torch.func.jvp(f, (logits,), (tangents,))
     want = torch.autograd.functional.jacobian(f, logits)
     torch.testing.assert_close(torch.func.grad(f)(logits), want)
@@ -102,8 +103,8 @@ def test_without_a_device_side_assert_values_are_still_checked(monkeypatch):
 
 
 def test_without_openmp_of_torch_one_thread_computes(monkeypatch):
-    if isinstance(cpu.library(), cpu.Unavailable):
-        pytest.skip(f"no kernel here: {cpu.library()}")
+    if shutil.which(cpu.compiler()[0]) is None:  # a compiler that fails is no reason
+        pytest.skip("there is no C compiler here")
     want = loss_and_gradient()
     cpu._parallel.cache_clear()
     monkeypatch.setattr(cpu.torch, "__file__", "/nowhere/torch/__init__.py")
