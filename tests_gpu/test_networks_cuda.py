@@ -14,7 +14,7 @@ def leaf(*shape, scale=1.0, seed=0):
 
 
 def error(got, want):
-    return float((got.float().cpu() - want).norm() / want.norm())
+    return float((got.detach().float().cpu() - want).norm() / want.norm())
 
 
 def check(fast, slow, inputs, mask_of=None):

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from bitempered.kernels.triton.mathematics import decay_factor, exp, gradient_terms, grown, log_ratio, phi
 from bitempered.kernels.triton.solver import moved, solve
-from bitempered.kernels.triton.tiles import any_row, load, program_rows, store, tile_columns, wide
+from bitempered.kernels.triton.tiles import any_row, load, program_rows, store, store_losses, tile_columns, wide
 
 
 @triton.jit
@@ -83,11 +83,7 @@ def loss_kernel(
         loss = first - phi(-log_p, t1 - 2.0, False) + others / (2.0 - t1)
         loss = tl.where(factor == 0.0, 0.0, factor * tl.where(loss < 0.0, 0.0, loss))
         loss = tl.where(ignored | known, loss, float("nan"))
-        if REDUCE:
-            mean = tl.sum(tl.where(row_in, loss, 0.0), 0) / divisor
-            tl.store(losses_ptr + tl.program_id(0), tl.where(divisor == 0.0, float("nan"), mean) if MEAN else mean)
-        else:
-            tl.store(losses_ptr + row, loss.to(losses_ptr.dtype.element_ty), mask=row_in)
+        store_losses(losses_ptr, row, row_in, loss, divisor, REDUCE, MEAN)
 
     if WITH_GRAD:
         if MEAN:

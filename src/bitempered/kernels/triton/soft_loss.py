@@ -5,7 +5,7 @@ import triton.language as tl
 
 from bitempered.kernels.triton.mathematics import LN2, decay_factor, exp, log2, log_ratio, phi
 from bitempered.kernels.triton.solver import normalize
-from bitempered.kernels.triton.tiles import load, program_rows, row_sum, store, tile_columns, wide
+from bitempered.kernels.triton.tiles import load, program_rows, row_sum, store, store_losses, tile_columns, wide
 
 
 @triton.jit
@@ -126,11 +126,7 @@ def soft_loss_kernel(
     if WITH_LOSS:
         loss = tl.where(empty, 0.0, total * tl.where(loss < 0.0, 0.0, loss))
         loss = tl.where(ignored | known, loss, float("nan"))
-        if REDUCE:
-            mean = tl.sum(tl.where(row_in, loss, 0.0), 0) / divisor
-            tl.store(losses_ptr + tl.program_id(0), tl.where(divisor == 0.0, float("nan"), mean) if MEAN else mean)
-        else:
-            tl.store(losses_ptr + row, loss.to(losses_ptr.dtype.element_ty), mask=row_in)
+        store_losses(losses_ptr, row, row_in, loss, divisor, REDUCE, MEAN)
     if WITH_GRAD:
         factor = tl.where(divisor == 0.0, 0.0, total / divisor) if MEAN else total
         if SCALED:

@@ -73,6 +73,16 @@ def store(base, class_stride, c, n_classes, row_in, x):
     tl.store(at, x.to(base.dtype.element_ty), mask=kept, eviction_policy="evict_first")
 
 
+@triton.jit
+def store_losses(losses_ptr, row, row_in, loss, divisor, REDUCE: tl.constexpr, MEAN: tl.constexpr):
+    """Store the loss of each row, or with REDUCE one number for the program. The mean of nothing is NaN."""
+    if REDUCE:
+        total = tl.sum(tl.where(row_in, loss, 0.0), 0) / divisor
+        tl.store(losses_ptr + tl.program_id(0), tl.where(divisor == 0.0, float("nan"), total) if MEAN else total)
+    else:
+        tl.store(losses_ptr + row, loss.to(losses_ptr.dtype.element_ty), mask=row_in)
+
+
 @functools.lru_cache(4096)
 def choose_tile(classes: int, inner: int, itemsize: int, contiguous: bool, vector: int) -> dict[str, Any]:
     """Return the tile of a program and its warps: the fastest of those tried on an H200, valid on any GPU.
