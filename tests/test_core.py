@@ -1,4 +1,4 @@
-"""core.py's scalar functions with array temperatures, which the adapters do not use yet: smooth through s = 0."""
+"""core.py's functions that the tests of the adapters do not reach: array temperatures, smooth through s = 0, and scales."""
 
 import mpmath as mp
 import numpy as np
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bitempered import core
+from bitempered.numpy import loss_and_grad, tempered_softmax
 from bitempered.torch.autograd import xp
 
 
@@ -70,3 +71,15 @@ def test_a_solve_starts_from_nearby_logits(t):
         one_step = core.normalizer(u, t, steps=1, last=last, axis=1, xp=xp)
         if t <= 2 and distance <= 1e-3:  # Newton's method squares what is left
             torch.testing.assert_close(one_step, exact, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("t1", "t2"), [(1.0, 1.0), (0.5, 4.0), (0.2, 0.7), (1.3, 1.6)])
+@pytest.mark.parametrize("classes", [2, 10, 1000])
+def test_rescaled_the_loss_starts_as_cross_entropy(t1, t2, classes):
+    logit_scale, loss_scale = core.scales(classes, t1, t2)
+    _, gradient = loss_and_grad(np.zeros((1, classes)), np.array([1]), t1, t2)
+    uniform, first, label = np.full(classes, 1 / classes), np.arange(classes) == 0, np.arange(classes) == 1
+    np.testing.assert_allclose(loss_scale * logit_scale * gradient[0], uniform - label, rtol=1e-12, atol=1e-15)
+    step = 1e-5 * logit_scale * first
+    slope = (tempered_softmax(step, t2) - tempered_softmax(-step, t2)) / 2e-5
+    np.testing.assert_allclose(slope, uniform * (first - uniform), atol=1e-6)

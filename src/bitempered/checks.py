@@ -31,6 +31,17 @@ def check_temperatures(t1: float, t2: float) -> tuple[float, float]:
     return t1, t2
 
 
+def check_rescale(rescale: bool, classes: int, t2: float) -> None:
+    """Validate the option `rescale` for Python numbers: its largest factor must fit into float32 with room to spare."""
+    if not isinstance(rescale, bool):
+        raise TypeError(f"rescale must be True or False, got {rescale!r}")
+    if rescale and (t2 - 1) * math.log10(max(classes, 1)) > 30:
+        raise ValueError(
+            f"rescale multiplies the logits by K^(t2 - 1), more than 1e30 for {classes} classes and t2 = {t2:g}:"
+            " choose a smaller t2"
+        )
+
+
 def check_label_smoothing(label_smoothing: float) -> None:
     if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")

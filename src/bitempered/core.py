@@ -91,6 +91,15 @@ def exp_t(x: Array, t: Temperature, *, xp: Any) -> Array:
     return xp.exp(xp.where(outside, (t - 1) * math.inf, inside))
 
 
+def scales(classes: int, t1: Temperature, t2: Temperature) -> tuple[Temperature, Temperature]:
+    """The factors of `rescale`, K^(t2-1) on the logits and K^(1-t1) on the loss.
+
+    K^(1-t1) L(K^(t2-1) a) has at equal logits the probabilities, their derivatives and the gradient of cross-entropy:
+    learning starts as it would with cross-entropy at the same rate.
+    """
+    return classes ** (t2 - 1), classes ** (1 - t1)
+
+
 def gaps(a: Array, *, axis: int, xp: Any) -> Array:
     """u_i = max(a) - a_i, infinite for a masked class (a logit of -inf)."""
     return xp.max(a, axis=axis) - a
