@@ -1,4 +1,4 @@
-"""core.py's functions that the tests of the adapters do not reach: array temperatures, smooth through s = 0, and scales."""
+"""core.py where no adapter's tests reach: array temperatures, smooth through s = 0, and the factors of rescale."""
 
 import mpmath as mp
 import numpy as np

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from bitempered.checks import check_number, check_temperatures
 
-__all__ = ["anneal"]
+__all__ = ["anneal", "default"]
 
 Pair = tuple[float, float]
 SHAPES: dict[str, Callable[[float], float]] = {
@@ -39,3 +39,12 @@ def anneal(start: Pair, end: Pair, *, begin: float, finish: float, shape: str = 
         return t1_start + part * (t1_end - t1_start), t2_start + part * (t2_end - t2_start)
 
     return schedule
+
+
+def default(classes: int, steps: float) -> Callable[[float], Pair]:
+    """The schedule to try first, for a run of `steps` steps (or epochs): cross-entropy at first, robust later.
+
+    >>> default(10, 100)(0), default(10, 100)(100)
+    ((1.0, 1.0), (0.2, 2.0))
+    """
+    return anneal((1.0, 1.0), (0.2, 2.0), begin=0.05 * steps, finish=0.3 * steps)
