@@ -28,11 +28,12 @@ PROTOCOLS = {
     "b": Protocol("b", "human", 100, 5e-4, stairs=(0.6,)),
 }
 LOSSES = (Loss("logistic"), Loss("gce", (0.7,)), Loss("bi-tempered", (0.8, 1.2)))
+HELD_OUT = Setting(Loss("gce", (0.7,)), 0.4, 100, held_out=5_000)
 
 
 def held_out(t1: float, t2: float, rescale: bool = False, schedule: tuple[int, int] | None = None) -> Setting:
     """A setting tried on held-out labels, with a seed that the results do not use."""
-    return Setting(Loss("bi-tempered", (t1, t2)), 0.4, 100, rescale, held_out=5_000, schedule=schedule)
+    return replace(HELD_OUT, loss=Loss("bi-tempered", (t1, t2)), rescale=rescale, schedule=schedule)
 
 
 SETTINGS = {
@@ -42,6 +43,10 @@ SETTINGS = {
         held_out(0.3, 1.0),
         held_out(0.2, 1.2, schedule=(5, 40)),
         held_out(0.1, 1.0, schedule=(5, 40)),
+        held_out(0.5, 1.8, schedule=(10, 60)),
+        held_out(0.4, 1.8, schedule=(10, 60)),
+        held_out(0.6, 1.9, schedule=(10, 80)),
+        HELD_OUT,
     ),
     "b": tuple(Setting(loss, 0.402, 0) for loss in LOSSES),
 }
