@@ -4,6 +4,7 @@ import pytest
 from bitempered.diagnosis import learning_problem
 
 EVEN = np.repeat(np.arange(4), 25)
+MANY = np.repeat(np.arange(20), 10)
 
 
 @pytest.mark.parametrize(
@@ -17,8 +18,8 @@ EVEN = np.repeat(np.arange(4), 25)
         (np.zeros(9, int), np.zeros(9, int), None),  # one class alone: nothing to learn
         (np.array([], int), np.array([], int), None),
         (np.r_[EVEN, np.full(9, 4)], np.r_[EVEN, np.zeros(9, int)], None),  # too few labels to say
-        (np.repeat(np.arange(20), 10), np.repeat(np.arange(20) % 10, 10), "classes 10, 11, 12, 13, 14 and 5 more are never predicted"),
+        (MANY, MANY % 10, "classes 10, 11, 12, 13, 14 and 5 more are never predicted"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said(labels, predicted, message):
     assert learning_problem(labels, predicted, 20) == message
