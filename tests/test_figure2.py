@@ -14,6 +14,7 @@ from bitempered.experiments.recipes import figure2
 from bitempered.experiments.recipes.figure2 import LOSSES
 
 TINY = figure2.Recipe(seeds=2, points=200, steps=3, side=21)
+AUTHORS = replace(figure2.AUTHORS, seeds=2, points=100, steps=2, side=21)
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +41,15 @@ def test_noise_lies_where_each_column_says():
 
 
 def test_accuracy_is_the_fraction_of_the_grid_that_gets_its_clean_label():
-    radius = np.linalg.norm(figure2.square(51), axis=1).reshape(51, 51)
-    assert figure2.accuracy((radius < 1).astype(float)) == 1
-    assert figure2.accuracy((radius >= 1).astype(float)) == 0
+    judged = replace(TINY, side=51)
+    radius = np.linalg.norm(figure2.square(judged), axis=1).reshape(51, 51)
+    assert figure2.accuracy(judged, (radius < 1).astype(float)) == 1
+    assert figure2.accuracy(judged, (radius >= 1).astype(float)) == 0
+    gap = replace(judged, radii=(0.5, 1.0, 1.5))  # not judged in between
+    assert figure2.accuracy(gap, (radius < 0.7).astype(float)) == 1
+    assert figure2.accuracy(gap, (radius < 0.4).astype(float)) < 1
     # All outside: what the disc does not take of the square, 1 - pi / 9, within the grid's coarseness.
-    assert figure2.accuracy(np.zeros((51, 51))) == pytest.approx(1 - np.pi / 9, abs=0.02)
+    assert figure2.accuracy(judged, np.zeros((51, 51))) == pytest.approx(1 - np.pi / 9, abs=0.02)
 
 
 def test_rows_say_what_was_run_and_on_what(tiny):
@@ -66,8 +71,12 @@ def test_a_seed_s_result_does_not_depend_on_its_neighbours(tiny):
 
 
 def test_published_rows_are_this_recipe_s_and_show_the_effects():
-    recipe = figure2.Recipe()
+    recipe = figure2.OURS
     rows = files.read_rows(Path(__file__).parents[1] / "results" / "figure2" / "figure2.jsonl")
+    authors = [row for row in rows if row["settings"] == "authors"]
+    assert len(authors) == 8 * figure2.AUTHORS.seeds
+    assert {(row["points"], row["steps"], row["learning_rate"]) for row in authors} == {(1000, 190, 0.1)}
+    rows = [row for row in rows if row["settings"] == "ours"]
     made = [
         (row["noise"], row["rate"], row["pool"], row["seed"], row["t1"], row["t2"], row["points"], row["steps"],
          row["momentum"], row["learning_rate"])
@@ -101,7 +110,7 @@ def test_both_losses_learn_the_noise_free_ring():
     drawn = [ring(300, 0)]
     for t1, t2 in [(1.0, 1.0), (0.2, 4.0)]:
         probability = figure2.train(recipe, drawn, [drawn[0].labels], t1, t2, lambda step: None)
-        assert figure2.accuracy(probability[0]) > 0.93
+        assert figure2.accuracy(recipe, probability[0]) > 0.93
 
 
 def test_figure_has_the_paper_s_panels(tiny):
@@ -119,7 +128,7 @@ def test_figure_has_the_paper_s_panels(tiny):
 
 def test_table_states_the_medians(tiny):
     rows, _ = tiny
-    page = figure2.markdown(TINY, rows)
+    page = figure2.markdown([TINY], rows)
     for column in figure2.COLUMNS:
         logistic, ours = figure2.medians(rows, column)
         logistic, ours = round(logistic, 1), round(ours, 1)
@@ -127,12 +136,18 @@ def test_table_states_the_medians(tiny):
 
 
 def test_reproduce_writes_rows_table_and_figure(tmp_path, monkeypatch):
-    monkeypatch.setattr(figure2, "Recipe", lambda: TINY)
+    monkeypatch.setattr(figure2, "OURS", TINY)
+    monkeypatch.setattr(figure2, "AUTHORS", AUTHORS)
     folder = tmp_path / "new"
     done = invoke("reproduce", "figure2", "--out", folder)
     assert done.exit_code == 0, done.output
-    assert sorted(path.name for path in folder.iterdir()) == ["figure2.jsonl", "figure2.md", "figure2.png"]
-    assert len(files.read_rows(folder / "figure2.jsonl")) == 16
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "figure2-authors.png",
+        "figure2.jsonl",
+        "figure2.md",
+        "figure2.png",
+    ]
+    assert len(files.read_rows(folder / "figure2.jsonl")) == 32
     assert (folder / "figure2.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -146,7 +161,8 @@ def test_reproduce_writes_rows_table_and_figure(tmp_path, monkeypatch):
     ],
 )
 def test_the_recipe_s_seeds_unless_told(options, folder, seeds, tmp_path, monkeypatch):
-    monkeypatch.setattr(figure2, "Recipe", lambda: TINY)
+    monkeypatch.setattr(figure2, "OURS", TINY)
+    monkeypatch.setattr(figure2, "AUTHORS", AUTHORS)
     monkeypatch.chdir(tmp_path)
     done = invoke("reproduce", "figure2", *options)
     assert done.exit_code == 0, done.output

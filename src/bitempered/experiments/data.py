@@ -142,11 +142,10 @@ class Ring:
     margin: np.ndarray
 
 
-def ring(n: int, seed: int, *, gap: float = 0.0) -> Ring:
-    """Draw the paper's illustration: a disc of radius 1, class 1, in a ring of radii 1 to 1.5, class 0.
+def ring(n: int, seed: int, *, disc: float = 1.0, inner: float = 1.0, outer: float = 1.5) -> Ring:
+    """Draw the paper's illustration: a disc, class 1, in a ring of radii `inner` to `outer`, class 0.
 
-    Each class has half of the points, uniformly distributed; no point is nearer to the boundary than
-    `gap` / 2.
+    Each class has half of the points, uniformly distributed. The boundary is in the middle between disc and ring.
 
     >>> drawn = ring(4, seed=0)
     >>> drawn.labels.tolist(), ((drawn.margin > 0) == (drawn.labels == 1)).all()
@@ -154,12 +153,12 @@ def ring(n: int, seed: int, *, gap: float = 0.0) -> Ring:
 
     Reference: Amid, Warmuth, Anil, Koren, section 1.2 and figure 2 (the paper states no formula).
     """
-    if not 0 <= gap < 1:
-        raise ValueError(f"gap must be in [0, 1), got {gap}")
+    if not 0 < disc <= inner < outer:
+        raise ValueError(f"a ring needs 0 < disc <= inner < outer, got {disc}, {inner} and {outer}")
     rng = np.random.default_rng(seed)
     labels = np.arange(n) % 2
-    inner, outer = np.where(labels == 1, 0, 1 + gap / 2), np.where(labels == 1, 1 - gap / 2, 1.5)
-    radius = np.sqrt(rng.uniform(inner**2, outer**2))
+    least, most = np.where(labels == 1, 0, inner), np.where(labels == 1, disc, outer)
+    radius = np.sqrt(rng.uniform(least**2, most**2))
     angle = rng.uniform(0, 2 * np.pi, n)
     points = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    return Ring(points.astype(np.float32), labels.astype(np.int64), 1 - radius)
+    return Ring(points.astype(np.float32), labels.astype(np.int64), (disc + inner) / 2 - radius)

@@ -244,32 +244,38 @@ def trunk(x: Tensor, flat: Tensor, channels: tuple[int, ...]) -> Tensor:
 
 
 class Illustration(nn.Module):
-    """The net of the paper's figure 2, with ten and five tanh units, in several copies side by side.
+    """The net of the paper's figure 2, with layers of ten and five units, in several copies side by side.
 
     `seeds[i]` draws the weights of copy i, which sees only its own points; one product of stacked matrices replaces
-    many small ones. The paper does not name the activation: tanh gives the smooth boundaries of its figure, ReLU gives
-    polygons.
+    many small ones. The paper names neither activation nor initial weights. Ours are tanh, which gives the smooth
+    boundaries of its figure, and the bounds of nn.Linear; with `relu`, those of the authors' demonstration: ReLU,
+    which gives polygons, standard normal weights, and biases of 0.
 
     Shapes: points `(copies, n, 2)` to logits `(copies, n, 2)`.
 
     Reference: Amid, Warmuth, Anil, Koren, section 1.2.
     """
 
-    def __init__(self, seeds: list[int]) -> None:
+    def __init__(self, seeds: list[int], relu: bool = False) -> None:
         super().__init__()
+        self.activation = torch.relu if relu else torch.tanh
         sizes = (2, 10, 5, 2)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         for inputs, outputs in pairwise(sizes):
-            # The bound of nn.Linear's initialisation.
-            draws = [(2 * torch.rand(inputs + 1, outputs, generator=g) - 1) / inputs**0.5 for g in generators]
+            if relu:
+                draws = [torch.randn(inputs + 1, outputs, generator=g) for g in generators]
+                for draw in draws:
+                    draw[-1] = 0
+            else:
+                draws = [(2 * torch.rand(inputs + 1, outputs, generator=g) - 1) / inputs**0.5 for g in generators]
             self.weights.append(torch.stack([draw[:-1] for draw in draws]))
             self.biases.append(torch.stack([draw[-1:] for draw in draws]))
 
     def forward(self, points: Tensor) -> Tensor:
         hidden = points
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            hidden = torch.baddbmm(bias, hidden if layer == 0 else hidden.tanh(), weight)
+            hidden = torch.baddbmm(bias, hidden if layer == 0 else self.activation(hidden), weight)
         return hidden
 
 
