@@ -143,10 +143,10 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
                 for seed, value in enumerate(accuracies):
                     rows.append(
                         {
-                            "settings": recipe.settings, "noise": column.noise, "rate": column.rate, "pool": column.pool, "loss": loss,
-                            "t1": t1, "t2": t2, "seed": seed, "points": recipe.points, "steps": recipe.steps,
-                            "optimizer": recipe.optimizer, "momentum": recipe.momentum,
-                            "learning_rate": recipe.learning_rate, "accuracy": value,
+                            "settings": recipe.settings, "noise": column.noise, "rate": column.rate,
+                            "pool": column.pool, "loss": loss, "t1": t1, "t2": t2, "seed": seed,
+                            "points": recipe.points, "steps": recipe.steps, "optimizer": recipe.optimizer,
+                            "momentum": recipe.momentum, "learning_rate": recipe.learning_rate, "accuracy": value,
                             **maker, "date": today(), "seconds": round(seconds, 3),
                         }
                     )  # fmt: skip
