@@ -1,7 +1,7 @@
 """A search for logits that are hard to normalise, and the hardest it has found: witnesses.json.
 
-`python tests/adversary.py [seed]` searches anew and keeps what is harder than what is there. Where a search ends hangs
-on the machine's exp and log; what it once found does not.
+`python tests/adversary.py [seed]` searches anew and keeps what is harder than what is there. Where a search ends
+depends on the machine's exp and log; a stored witness does not.
 """
 
 import json
@@ -101,7 +101,7 @@ def main(seed):
             gaps, counts = (x[hardest[1] > 0] for x in hardest)
             gaps = [float(f"{gap:.6g}") for gap in gaps]
             if mass_error(np.array([gaps]), np.array([counts]), t, steps)[0] <= bar:
-                print(f"t = {t:g}, {classes} classes: what {steps} steps do not solve they do when written in 6 digits")
+                print(f"t = {t:g}, {classes} classes: the witness for {steps} steps is lost when rounded to 6 digits")
                 continue
             known[t, classes] = {
                 "t": t, "classes": classes, "steps": steps, "gaps": gaps, "counts": [int(n) for n in counts]

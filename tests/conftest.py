@@ -16,10 +16,10 @@ if "ATEN_CPU_CAPABILITY" in os.environ:  # inductor's cache takes code for one i
     atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined, Triton's own among them
 os.environ["KERAS_BACKEND"] = "torch"  # read where Keras is imported, which other packages do too
-with suppress(ImportError):  # there is none but for Linux
+with suppress(ImportError):  # Triton exists only for Linux
     import triton  # noqa: F401  (it ends the process if TensorFlow was imported before it)
 
-# So that an assert that fails in what tests share says which values, too.
+# So that failing asserts in shared modules show their values.
 pytest.register_assert_rewrite("cpu_kernel_cases", "experiment_cases", "imagenet_cases")
 
 # The same examples on every machine, however slow.

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import mpmath as mp
 import numpy as np
+from cases import TOLERANCE
 
 mp.mp.dps = 50
 
-BAR = {"float32": 3e-6, "float64": 1e-12}
+BAR = {np.dtype(dtype).name: bar for dtype, bar in TOLERANCE.items()}
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,10 @@ from bitempered.divergences import (
     tsallis_entropy,
 )
 
-jax = pytest.importorskip("jax")  # no release that we support runs on Python 3.10
-jnp = jax.numpy
+try:
+    import jax
+except ImportError:  # no release that we support runs on Python 3.10
+    jax = None
 
 STEPS = [10.0**-k for k in (3, 5, 7, 9, 12)]
 NEAR = [centre + sign * step for centre in (1, 2) for step in STEPS for sign in (-1, 1)]
@@ -214,14 +216,15 @@ def test_frameworks_agree(t):
     for name, call in calls.items():
         here = call(y, p, a)
         there = call(*(torch.from_numpy(x) for x in (y, p, a)))
-        with jax.enable_x64(True):
-            elsewhere = call(*(jnp.asarray(x) for x in (y, p, a)))
-            assert isinstance(elsewhere, jax.Array)
         assert isinstance(here, np.ndarray)
         assert isinstance(there, torch.Tensor)
         # Two libraries' exp and log may differ by an ulp.
         np.testing.assert_allclose(there.numpy(), here, rtol=1e-13, atol=1e-14, err_msg=name)
-        np.testing.assert_allclose(np.asarray(elsewhere), here, rtol=1e-13, atol=1e-14, err_msg=name)
+        if jax is not None:
+            with jax.enable_x64(True):
+                elsewhere = call(*(jax.numpy.asarray(x) for x in (y, p, a)))
+            assert isinstance(elsewhere, jax.Array)
+            np.testing.assert_allclose(np.asarray(elsewhere), here, rtol=1e-13, atol=1e-14, err_msg=name)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -232,12 +235,14 @@ def test_the_dtype_stays(dtype):
 
 
 def gradients(function, *arrays):
-    """By torch's and by JAX's automatic differentiation, in every argument."""
+    """By torch's and, where it is installed, by JAX's automatic differentiation, in every argument."""
     leaves = [torch.from_numpy(x).requires_grad_() for x in arrays]
     by_torch = [g.numpy() for g in torch.autograd.grad(function(*leaves).sum(), leaves)]
+    if jax is None:
+        return [by_torch]
     with jax.enable_x64(True):
         everything = jax.grad(lambda *x: function(*x).sum(), argnums=tuple(range(len(arrays))))
-        by_jax = [np.asarray(g) for g in everything(*(jnp.asarray(x) for x in arrays))]
+        by_jax = [np.asarray(g) for g in everything(*(jax.numpy.asarray(x) for x in arrays))]
     return [by_torch, by_jax]
 
 

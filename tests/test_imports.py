@@ -55,7 +55,10 @@ def imported_by(*statements):
     return [FRAMEWORKS & set(json.loads(line)) for line in lines]
 
 
-@pytest.mark.parametrize("module", ["", ".core", ".noise", ".divergences", ".numpy", ".boosting"])
+@pytest.mark.parametrize(
+    "module",
+    ["", ".core", ".checks", ".encoding", ".noise", ".schedules", ".diagnosis", ".divergences", ".numpy", ".boosting"],
+)
 def test_no_framework(module):
     assert imported_by(f"import bitempered{module}") == [set()]
 

@@ -301,7 +301,6 @@ def test_two_processes_that_are_killed_and_restarted_lose_and_double_nothing(sec
         assert Counter((row["seed"], row["noise"], row["loss"]) for row in rows) == wanted
     # Neither a lock nor a checkpoint nor a part of one.
     assert sorted(path.name for path in folder.iterdir()) == ["compare.jsonl", "curves.jsonl"]
-    print(f"{killed} killed, {len(rows)} rows")
 
 
 def test_processes_share_the_seeds(tmp_path, monkeypatch):

@@ -387,7 +387,7 @@ def test_compile_calls_the_kernel():
 
 @pytest.fixture
 def asserting(monkeypatch):
-    """The interpreter, too, skips asserts but in debug mode, which the launch of a compiled kernel asks for."""
+    """The interpreter also skips asserts, except in debug mode, which the launch of a compiled kernel asks for."""
     builder = interpreter.interpreter_builder
     monkeypatch.setattr(builder, "options", replace(builder.options, debug=True, sanitize_overflow=False))
 

@@ -12,7 +12,9 @@ import torch
 
 from bitempered.experiments.files import write_atomically
 
-__all__ = ["BadCheckpoint", "Checkpoint"]
+__all__ = ["BadCheckpoint", "Checkpoint", "pack", "unpack"]
+
+DIGEST_BYTES = 32
 
 
 class BadCheckpoint(Exception):
@@ -35,17 +37,15 @@ class Checkpoint:
 
     def save(self, state: dict[str, Any]) -> None:
         """Save tensors, numbers, text, and lists and dictionaries of them."""
-        content = io.BytesIO()
-        torch.save({"identity": self.identity, **state}, content)
-        write_atomically(self.path, content.getvalue())
+        write_atomically(self.path, pack({"identity": self.identity, **state}))
 
     def load(self, restore: Callable[[dict[str, Any]], None], device: torch.device) -> None:
         """Pass what was saved to `restore`, if there is a file; an exception from it means that the file is damaged."""
         if not self.path.exists():
             return
-        content = io.BytesIO(self.path.read_bytes())
+        content = self.path.read_bytes()
         try:
-            state = torch.load(content, map_location=device, weights_only=True)
+            state = unpack(content, device)
             if state["identity"] != self.identity:
                 raise BadCheckpoint(f"{self.path} belongs to another run; delete it, or choose another folder")
             restore(state)
@@ -53,3 +53,19 @@ class Checkpoint:
             raise
         except Exception as error:  # torch.load can raise anything, such as an OSError for half a file
             raise BadCheckpoint(f"{self.path} is not a checkpoint, or is damaged; delete it to train again") from error
+
+
+def pack(state: dict[str, Any]) -> bytes:
+    """Return the content of a checkpoint: torch's format, then its hash. torch reads some damaged files as they are."""
+    content = io.BytesIO()
+    torch.save(state, content)
+    return content.getvalue() + hashlib.sha256(content.getbuffer()).digest()
+
+
+def unpack(content: bytes, device: torch.device) -> dict[str, Any]:
+    """Return what was packed; raise any exception if the content is damaged."""
+    saved, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+    if hashlib.sha256(saved).digest() != digest:
+        raise ValueError("the hash at the end is not that of the content")
+    state: dict[str, Any] = torch.load(io.BytesIO(saved), map_location=device, weights_only=True)
+    return state
