@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bitempered.experiments.bench_report import grid
+from bitempered.experiments.bench_report import named_grid
 from bitempered.experiments.files import write_atomically, write_rows
 from bitempered.experiments.runs import provenance, today
 from bitempered.torch import bi_tempered_logistic_loss
@@ -83,7 +83,7 @@ def page(rows: list[Row]) -> str:
     for row in rows:
         shown = [f"{row[name]:.0f}%" if name in percent else f"{row[name]:.3g}" for name in METRICS]
         lines.append([row["dtype"], f"({row['t1']:g}, {row['t2']:g})", *shown])
-    made, table = rows[0], "\n".join(grid(lines))
+    made, table = rows[0], "\n".join(named_grid(lines))
     least = [f"{ROWS * CLASSES * 2 * size / 1e9:.2f}" for size in (4, 2)]
     return f"""# What binds the loss kernel: counters of {made["device"]}
 

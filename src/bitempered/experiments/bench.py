@@ -29,7 +29,7 @@ from torch import Tensor
 
 from bitempered import kernels
 from bitempered.experiments import bench_report
-from bitempered.experiments.files import write_atomically, write_rows
+from bitempered.experiments.files import Row, write_atomically, write_rows
 from bitempered.experiments.report import png
 from bitempered.experiments.runs import provenance, today
 from bitempered.kernels import cpu
@@ -37,7 +37,6 @@ from bitempered.torch import bi_tempered_logistic_loss, linear_bi_tempered_logis
 
 __all__ = ["PLANS", "Case", "Plan", "quick", "run"]
 
-Row = dict[str, Any]
 Pair = tuple[float, float]
 PAIRS: tuple[Pair, ...] = ((0.8, 1.2), (0.5, 4.0))  # the paper's for CIFAR-100 and for MNIST
 

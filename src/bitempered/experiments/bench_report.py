@@ -3,15 +3,27 @@
 import itertools
 import math
 from collections.abc import Iterable
-from typing import Any
 
 from matplotlib.figure import Figure
 
+from bitempered.experiments.files import Row
+from bitempered.experiments.report import grid
+
 __all__ = ["figure", "markdown"]
 
-Row = dict[str, Any]
 GRAPH = ", CUDA graph"
-ORIGIN = ("bitempered", "commit", "torch", "cuda", "triton", "liger_kernel", "entmax", "threads", "vectors", "compiler")
+MADE_BY = (
+    "bitempered",
+    "commit",
+    "torch",
+    "cuda",
+    "triton",
+    "liger_kernel",
+    "entmax",
+    "threads",
+    "vectors",
+    "compiler",
+)
 KINDS = {
     "loss": "Loss",
     "linear": "Linear layer and loss",
@@ -19,7 +31,7 @@ KINDS = {
 }
 LEGEND = """\
 Random logits of standard deviation 1, class indices, mean over the rows. (t1, t2) are the temperatures of the
-bi-tempered loss; contenders without compute cross-entropy. The port is what copies of the published code do: one-hot
+bi-tempered loss; contenders without a pair compute cross-entropy. The port is what copies of the published code do: one-hot
 labels, 5 fixed-point iterations, autograd.
 
 - µs: the median of runs in which all contenders took turns, in random order, and quartiles; ÷: over another
@@ -39,9 +51,10 @@ def by_case(rows: Iterable[Row]) -> list[list[Row]]:
     return [list(group) for _, group in itertools.groupby(rows, lambda row: [row[column] for column in columns])]
 
 
-def grid(lines: list[list[str]]) -> list[str]:
+def named_grid(lines: list[list[str]]) -> list[str]:
+    """Return a table whose first column holds names."""
     head, *body = lines
-    return [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
+    return grid(head, body, ["---", *["---:"] * (len(head) - 1)]).splitlines()
 
 
 def number(x: float) -> str:
@@ -66,7 +79,7 @@ def table(rows: list[Row]) -> list[str]:
         line += [f"{row['copy_share']:.0%}"] if with_copy else []
         line += [f"{row['peak_over_logits']:.2f}"] if with_memory else []
         lines.append([*line, f"{row['loss_error']:.1e}", f"{row['gradient_error']:.1e}", str(row["runs"])])
-    return grid(lines)
+    return named_grid(lines)
 
 
 def glance(rows: list[Row]) -> list[str]:
@@ -93,7 +106,7 @@ def glance(rows: list[Row]) -> list[str]:
                 "" if memory is None else f"{memory:.2f}", f"{row['gradient_error']:.1e}",
             ])  # fmt: skip
     used = [any(line[column] for line in lines[1:]) for column in range(len(lines[0]))]
-    return grid([list(itertools.compress(line, used)) for line in lines])
+    return named_grid([list(itertools.compress(line, used)) for line in lines])
 
 
 def growth(rows: list[Row], sweep: str) -> list[str]:
@@ -105,7 +118,7 @@ def growth(rows: list[Row], sweep: str) -> list[str]:
         logits = group[0]["rows"] * group[0]["classes"]
         cells = [f"{number(us[label])} ({number(1e3 * us[label] / logits)})" if label in us else "" for label in labels]
         lines.append([f"{group[0][sweep]:,}", *cells])
-    return grid(lines)
+    return named_grid(lines)
 
 
 def markdown(rows: list[Row], name: str) -> str:
@@ -123,7 +136,7 @@ def markdown(rows: list[Row], name: str) -> str:
         if points := [row for row in rows if row["sweep"] == sweep]:
             title = f"Growth with {sweep}, {points[0][fixed]:,} {fixed}, {points[0]['dtype']}"
             lines += ["", f"## {title}: µs (ns per logit)", "", *growth(points, sweep)]
-    made_by = ", ".join(f"{column} {rows[0][column]}" for column in ORIGIN if column in rows[0])
+    made_by = ", ".join(f"{column} {rows[0][column]}" for column in MADE_BY if column in rows[0])
     return "\n".join(
         [*lines, "", f"{made_by}, {rows[0]['date']}. Every figure: {name}.jsonl.", "", f"![]({name}.png)", ""]
     )

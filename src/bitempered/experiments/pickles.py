@@ -127,13 +127,13 @@ def read_pickle(content: bytes) -> Any:
                     if encoded > ENCODED:
                         raise ValueError("it unpacks to far more than a data file holds")
                 else:
-                    raise ValueError("it makes something else than arrays of bytes")
+                    raise ValueError("it makes something other than arrays of bytes")
             case "BUILD":
                 state = stack.pop()
                 if type(stack[-1]) is PickledArray and type(state) is tuple:
                     stack[-1].state = state
                 elif stack[-1] is not UINT8:
-                    raise ValueError("it makes something else than arrays of bytes")
+                    raise ValueError("it makes something other than arrays of bytes")
             case "STOP":
                 return stack.pop()
             case "PROTO" | "FRAME":

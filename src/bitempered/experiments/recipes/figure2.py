@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -128,6 +128,7 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
     torch.set_num_threads(1)
     try:
         maker = provenance()
+        setting = {name: value for name, value in asdict(recipe).items() if name != "seeds"}
         for column in COLUMNS:
             drawn = [draw_ring(recipe, seed) for seed in range(recipe.seeds)]
             noisy = [corrupt(drawn[seed], column, seed) for seed in range(recipe.seeds)]
@@ -143,10 +144,8 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
                 for seed, value in enumerate(accuracies):
                     rows.append(
                         {
-                            "settings": recipe.settings, "noise": column.noise, "rate": column.rate,
-                            "pool": column.pool, "loss": loss, "t1": t1, "t2": t2, "seed": seed,
-                            "points": recipe.points, "steps": recipe.steps, "optimizer": recipe.optimizer,
-                            "momentum": recipe.momentum, "learning_rate": recipe.learning_rate, "accuracy": value,
+                            "noise": column.noise, "rate": column.rate, "pool": column.pool, "loss": loss,
+                            "t1": t1, "t2": t2, "seed": seed, **setting, "accuracy": value,
                             **maker, "date": today(), "seconds": round(seconds, 3),
                         }
                     )  # fmt: skip
@@ -266,7 +265,10 @@ def part(recipe: Recipe, rows: list[Row]) -> str:
         )  # fmt: skip
     table = grid(head, lines, ["---"] * 3 + ["---:"] * 3)
     if recipe.settings == "ours":
-        title, steps = "Our settings", f"SGD for both losses, learning rate {recipe.learning_rate:g}, momentum 0.9"
+        title, steps = (
+            "Our settings",
+            f"SGD for both losses, learning rate {recipe.learning_rate:g}, momentum {recipe.momentum:g}",
+        )
         remark = (
             "Settings were chosen by hand to show the effects; other seeds and learning rates show less:"
             " bitempered.experiments.recipes.figure2 says how much."
@@ -286,11 +288,11 @@ def render(path: Path) -> Pages:
     """Render the page of a file of rows again. The pictures are not in the rows: `reproduce figure2` draws them."""
     rows = read_rows(path)
     recipes = []
-    for recipe in (OURS, AUTHORS):
-        found = [row for row in rows if row["settings"] == recipe.settings]
-        names = ("points", "steps", "momentum", "learning_rate")
-        seeds = len({row["seed"] for row in found})
-        recipes.append(replace(recipe, seeds=seeds, **{name: found[0][name] for name in names}))
+    names = [field.name for field in fields(Recipe) if field.name != "seeds"]
+    for settings in dict.fromkeys(row["settings"] for row in rows):
+        found = [row for row in rows if row["settings"] == settings]
+        values = {**{name: found[0][name] for name in names}, "radii": tuple(found[0]["radii"])}
+        recipes.append(Recipe(seeds=len({row["seed"] for row in found}), **values))
     return {"figure2.md": markdown(recipes, rows).encode()}
 
 

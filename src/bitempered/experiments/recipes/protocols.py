@@ -111,7 +111,7 @@ def markdown(protocol: Protocol, rows: list[Row]) -> str:
 
 Accuracy on clean test labels, %. {protocol.epochs} epochs, SGD at {protocol.rate:g}, momentum {protocol.momentum:g},
 weight decay {protocol.weight_decay:g}, batches of {protocol.batch_size}. The best test epoch is chosen by test
-labels, as this field prints it; nothing else here is.
+labels, as papers in this field report it; nothing else is chosen that way.
 
 {table(whole, ("test_last", "last epoch"), ("test_best", "best test epoch"))}
 """
@@ -125,7 +125,7 @@ With {held_out[0]["held_out"]:,} images held out, whose noisy labels choose sett
     lines = [[name, *(line.get(level, "–") for level in levels)] for name, line in PRINTED[protocol.name].items()]
     heads = ["best test epoch" if human else f"last epoch, {level:.0%}" for level in levels]
     return f"""{text}
-As printed by others:
+Published results:
 
 {grid(["loss", *heads], lines, "---")}
 

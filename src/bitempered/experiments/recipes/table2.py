@@ -234,8 +234,9 @@ batches of up to {training.batch_size:,}, made of micro-batches of {training.mic
 {training.momentum:g}, learning rate {training.rate:g}, weight decay {training.weight_decay:g}.
 
 A step is forward, loss, backward and new weights on {speed["images"]} random images of {speed["size"]} x
-{speed["size"]}, {speed["classes"]:,} classes, already on the device: medians of {speed["turns"]} turns, taken by
-turns with each loss. What the second loss adds is a share of the step with the first: median (and quartiles).
+{speed["size"]}, {speed["classes"]:,} classes, already on the device: medians of {speed["turns"]} turns, alternating
+between the losses. The last line is the time that the second loss adds, relative to a step with the first: median (and
+quartiles).
 
 {made}, in {sum(row["seconds"] for row in rows):.0f} s of training and validation.
 """
