@@ -31,8 +31,8 @@ KINDS = {
 }
 LEGEND = """\
 Random logits of standard deviation 1, class indices, mean over the rows. (t1, t2) are the temperatures of the
-bi-tempered loss; contenders without a pair compute cross-entropy. The port is what copies of the published code do: one-hot
-labels, 5 fixed-point iterations, autograd.
+bi-tempered loss; contenders without a pair compute cross-entropy. The port is what copies of the published code do:
+one-hot labels, 5 fixed-point iterations, autograd.
 
 - µs: the median of runs in which all contenders took turns, in random order, and quartiles; ÷: over another
   contender's median.
