@@ -10,7 +10,7 @@ from experiment_cases import assert_rendered, comparison, error_lines, invoke, r
 from rich.console import Console
 
 from bitempered import cli, schedules
-from bitempered.experiments import cells, compare_report, files
+from bitempered.experiments import cells, compare_report, files, report
 from bitempered.experiments import train as train_loop
 from bitempered.experiments.cells import Cell
 from bitempered.experiments.losses import Loss
@@ -72,6 +72,8 @@ def test_every_loss_tries_the_same_rates_and_keeps_its_best(tmp_path, fleets):
     assert "the best of 1e-05, 0.01 on noisy validation labels" in notes
     assert "2 rates x 2 seeds of their own = 4 trials for each without a given rate" in notes
     assert "The best rate is the first or last that was tried for: logistic at 0%; mae at 0%;" in notes
+    report.write(tmp_path, compare_report.pages(made, rows, tried))
+    assert_rendered(tmp_path, "compare.csv", "compare.md", "compare.png")
     again = compare.run(asked, tmp_path, silent)
     assert again == (made, rows, tried)
     assert len(fleets) == 5  # nothing was trained again
@@ -321,9 +323,12 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch,
     clock = [0.0]
     monkeypatch.setattr(cli.time, "monotonic", lambda: clock[0])
     tell = cli.ProgressLines()
+    clock[0] = 1000  # while data were read
+    tell(100, 500, "seed 0")  # an earlier process had done 100
+    assert capsys.readouterr().err == " 20%: seed 0\n"
     for second in range(0, 200, 2):
-        clock[0] = second
-        tell(100 + second, 500, "seed 0")  # an earlier process had done 100
+        clock[0] = 1000 + second
+        tell(100 + second, 500, "seed 0")
     lines = capsys.readouterr().err.splitlines()
     # Every 6 s, the first multiple of 2 after 5, for a minute; then every 30 s.
     assert len(lines) == 9 + 4

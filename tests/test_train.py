@@ -100,6 +100,18 @@ def test_temperatures_follow_their_schedule_epoch_by_epoch(rescale, digits):
             torch.testing.assert_close(ours[1], expected.detach(), rtol=1e-3, atol=1e-5)
 
 
+def test_a_recorded_step_is_forgotten_when_the_temperatures_change(digits):
+    """A CUDA graph keeps the temperatures that it was recorded with."""
+    fleet = Fleet(TINY, [member(digits), member(digits, ANNEALED)], digits, 0, torch.device("cpu"))
+    replayed = []
+    for number in (1, 2, 3, 4):  # at (1, 1), on the way, at the end, and still there
+        fleet.steps += fleet.per_epoch
+        fleet.factors = torch.ones(fleet.steps)
+        fleet.replay = lambda number=number: replayed.append(number)
+        fleet.epoch(number)
+    assert sorted(set(replayed)) == [1, 4]
+
+
 def test_a_schedule_that_is_over_is_a_constant_loss(digits):
     members = [member(digits, TEMPERED), member(digits, replace(TEMPERED, schedule=(0, 0)))]
     for row in train(TINY, members, digits, seed=0):

@@ -60,7 +60,8 @@ def compare(
         typer.Option(
             help="Separated by commas: logistic (cross-entropy), gce:q (generalized cross-entropy), bi-tempered (with "
             "its default recipe), bi-tempered:t1:t2, tsallis:t1:t2, t-logistic:t, sce:alpha:beta, mae. @ fixes a rate, "
-            "as in mae@0.01."
+            "as in mae@0.01. By default logistic, gce:0.7, bi-tempered, bi-tempered:0.8:1.2.",
+            show_default=False,
         ),
     ] = "logistic,gce:0.7,bi-tempered,bi-tempered:0.8:1.2",
     noise: Annotated[
@@ -105,23 +106,28 @@ def compare(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of the table.")] = False,
 ) -> None:
-    """Train a small network with several losses on noisy labels, and show which predicts best.
+    """Train a network with several losses on noisy labels; show which predicts best.
 
-    On your own table (--dataset FILE.csv) the labels are used as they are. If they are noisy, the rows set aside for
-    testing are noisy too, and no accuracy can exceed the share of correct labels: name a file with clean labels by
-    --test if you have one. In digits, mnist, fashion-mnist and cifar100, labels are made wrong at random (--noise) to
-    train and validate on; the test labels are clean.
+    On your own table (--dataset FILE.csv) the labels are used as they are.
+    If they are noisy, so are those of the rows that are set aside to test on,
+    and accuracy is bounded by the share of correct ones: if you have a file
+    with clean labels, name it with --test. In digits, mnist, fashion-mnist
+    and cifar100, labels to train and validate on are made wrong at random
+    (--noise); the test labels are clean.
 
-    Losses differ in the learning rate they need. So each loss trains with each of the same few rates (two seeds), and
-    takes the one that is best on validation labels, which are as noisy as the training labels (at the last and the best
-    epoch together). Every loss has the same number of trials; none sees a test label. Then each trains with --seeds
-    other seeds.
+    Losses need different learning rates. So each loss tries the same few rates
+    (with two seeds) and keeps the best on validation labels, which are as noisy
+    as the training labels, at the last and the best epoch together. Every loss
+    has the same number of trials; none sees a test label. Then each trains with
+    as many other seeds as --seeds says.
 
-    The table has the accuracy after the last epoch and at the chosen epoch, the best on validation labels. An
-    exclamation mark means that a run did not learn, or never predicts one of the classes.
+    The table shows the accuracy after the last epoch and at the chosen epoch,
+    the best on validation labels. An exclamation mark means that a run did not
+    learn, or never predicts one of the classes.
 
-    Writes compare.jsonl (one row per run), curves.jsonl (one per epoch), compare.md, compare.csv, compare.png, and
-    search, a folder with the trials. If stopped, the same command continues; it repeats no run that is there.
+    Writes compare.jsonl (one row per run), curves.jsonl (one per epoch),
+    compare.md, compare.csv, compare.png, and the trials to the folder search.
+    If stopped, the same command continues, and repeats no run that is there.
     """
     try:
         from rich.console import Console
@@ -156,7 +162,8 @@ def compare(
         print()
         for note in compare_report.notes(comparison, rows, tried):
             print(textwrap.fill(note, min(console.width, 100), subsequent_indent="  ", break_on_hyphens=False))
-        print(f"Written to {out}: compare.md, compare.csv, compare.png and compare.jsonl (delete it to train again)")
+        trained = "compare.jsonl and search" if tried else "compare.jsonl"
+        print(f"Written to {out}: compare.md, compare.csv, compare.png; {trained} (delete to train again)")
 
 
 @app.command()
@@ -379,18 +386,19 @@ class ProgressLines:
     """Prints a line of progress every few seconds, and after a minute every half minute."""
 
     def __init__(self) -> None:
-        self.started = self.printed = time.monotonic()
-        self.before: int | None = None  # work that an earlier process had done
+        self.printed = time.monotonic()
+        self.first: tuple[float, int] | None = None  # the time of the first call, and the work done by then
 
     def __call__(self, done: int, total: int, text: str) -> None:
         now = time.monotonic()
-        if self.before is None:
-            self.before = done
-        if now - self.printed < (5 if now - self.started < 60 else 30):
+        if self.first is None:
+            self.first = now, done
+        started, before = self.first
+        if now - self.printed < (5 if now - started < 60 else 30):
             return
         self.printed = now
-        left = (now - self.started) * (total - done) / max(done - self.before, 1)
-        print(f"{done / total:4.0%}, about {in_minutes(left)} left: {text}", file=sys.stderr, flush=True)
+        left = f", about {in_minutes((now - started) * (total - done) / (done - before))} left" if done > before else ""
+        print(f"{done / total:4.0%}{left}: {text}", file=sys.stderr, flush=True)
 
 
 def in_minutes(seconds: float) -> str:
