@@ -60,8 +60,8 @@ class Loss:
     def parse(cls, text: str) -> "Loss":
         """Parse a loss as written on the command line.
 
-        >>> Loss.parse("bi-tempered:0.5:4")
-        Loss(name='bi-tempered', numbers=(0.5, 4.0))
+        >>> Loss.parse("bi-tempered:0.5:4").numbers
+        (0.5, 4.0)
         """
         name, *numbers = text.split(":")
         try:

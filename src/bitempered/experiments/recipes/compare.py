@@ -48,8 +48,8 @@ class Contender:
     def parse(cls, text: str) -> "Contender":
         """Parse a loss, or `bi-tempered` for the default recipe, and its rate after an @.
 
-        >>> Contender.parse("gce:0.7@0.01")
-        Contender(loss=Loss(name='gce', numbers=(0.7,), schedule=None, rescale=False), rate=0.01)
+        >>> Contender.parse("gce:0.7@0.01").rate
+        0.01
         """
         name, at, rate = text.strip().partition("@")
         try:
