@@ -287,20 +287,20 @@ cli.main()
     for delay in wait:
         process = start(killed)
         end = time.monotonic() + 60
-        while not list(killed.glob("*.checkpoint")) and process.poll() is None and time.monotonic() < end:
+        while not list(killed.glob("**/*.checkpoint")) and process.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
         process.wait()
     for folder in (killed, whole):
         assert start(folder).wait(timeout=120) == 0
-    for name in ("compare.jsonl", "curves.jsonl"):
+    for name in ("compare.jsonl", "curves.jsonl", "search/search.jsonl", "search/curves.jsonl"):
         rows, expected = (read_rows(folder / name) for folder in (killed, whole))
         for row in (*rows, *expected):
             row.pop("fleet_seconds", None)
         assert rows == expected
         assert rows
-    assert not list(killed.glob("*.checkpoint"))
+    assert not list(killed.glob("**/*.checkpoint"))
 
 
 def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path):

@@ -248,7 +248,7 @@ def draw_levels(axes: Axes, recipe: Comparison, rows: list[Row]) -> None:
         counts = [sum((cell.loss, cell.noise) == (loss, level) for cell in recipe.cells) for level in levels(recipe)]
         series += [(loss, rate) for rate in (rates if max(counts) > 1 else [None])]
     for place, (loss, rate) in enumerate(series):
-        colour, name = COLOURS[place % 6], f"{loss}" if rate is None else f"{loss}, {rate:g}"
+        colour, name = COLOURS[place % 6], f"{loss}" if rate is None else f"{loss}, rate {rate:g}"
         for column, moment, style in MOMENTS:
             found = [[100 * row[column] for row in rows if matches(row, loss, rate, level)] for level in levels(recipe)]
             centre = [mean(cell) if cell else nan for cell in found]
@@ -277,5 +277,7 @@ def draw_losses(axes: Axes, recipe: Comparison, rows: list[Row]) -> None:
         deviation = [stdev(cell) if len(cell) > 1 else 0 for cell in found]
         heights = [place + offset for place in range(len(entries))]
         axes.errorbar(centre, heights, xerr=deviation, fmt=marker, markersize=5, capsize=3, label=moment)
-    axes.set_yticks(range(len(entries)), [f"{loss}, {cell.rate:g}" if cell else f"{loss}" for _, loss, cell in entries])
+    axes.set_yticks(
+        range(len(entries)), [f"{loss}, rate {cell.rate:g}" if cell else f"{loss}" for _, loss, cell in entries]
+    )
     axes.invert_yaxis()
