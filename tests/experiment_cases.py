@@ -8,11 +8,23 @@ from typer.testing import CliRunner
 
 from bitempered import cli
 from bitempered.experiments import recipes
+from bitempered.experiments.cells import Cell, Comparison
 from bitempered.experiments.datasets import DATASETS, default_training
-from bitempered.experiments.recipes.compare import comparison
+from bitempered.experiments.losses import Loss
 
-TINY = replace(comparison(levels=(0.0, 0.4), seeds=2), training=replace(default_training("digits"), epochs=2, width=16))
-TINY_OPTIONS = ["compare", "--noise", "0.4,0", "--seeds", "2", "--epochs", "1"]
+LOSSES = (Loss("logistic"), Loss("bi-tempered", (0.2, 1.2)))
+
+
+def comparison(dataset="digits", losses=LOSSES, levels=(0.0, 0.4), seeds=2, epochs=1, rate=3e-4, **options):
+    """A comparison with nothing left to search."""
+    training = replace(default_training(dataset), epochs=epochs, steps=None)
+    cells = tuple(Cell(loss, level, rate) for level in levels for loss in losses)
+    return Comparison(dataset, training, cells, tuple(range(seeds)), **options)
+
+
+TINY = replace(comparison(), training=replace(default_training("digits"), epochs=2, width=16))
+NO_SEARCH = ["--losses", "logistic,bi-tempered:0.2:1.2", "--rates", "0.0003"]
+TINY_OPTIONS = ["compare", "--noise", "0.4,0", "--seeds", "2", "--epochs", "1", *NO_SEARCH]
 
 
 def silent(*_):
@@ -22,6 +34,11 @@ def silent(*_):
 def invoke(*options):
     """Run the command `bitempered` in this process."""
     return CliRunner().invoke(cli.app, [str(option) for option in options])
+
+
+def error_lines(result):
+    """What a command wrote to stderr, but for progress."""
+    return [line for line in result.stderr.splitlines() if not line[:4].strip().endswith("%")]
 
 
 def without(rows, *names):

@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from experiment_cases import TINY, TINY_OPTIONS, assert_rendered, invoke, silent
+from experiment_cases import TINY, TINY_OPTIONS, assert_rendered, comparison, error_lines, invoke, silent
 
 from bitempered import cli
-from bitempered.experiments import cells, files
+from bitempered.experiments import cells, compare_report, files
 from bitempered.experiments.data import Dataset, Split
 from bitempered.experiments.datasets import DATASETS, Entry, load
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS, Architecture, Network
 from bitempered.experiments.recipes import compare
-from bitempered.experiments.recipes.compare import comparison
+from bitempered.experiments.recipes.compare import Contender, request
 from bitempered.experiments.report import png
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import Training
@@ -71,11 +71,13 @@ def test_split_is_stratified_disjoint_and_fixed_by_its_seed():
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"seeds": -1}, "seeds must be at least 1, got -1"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"rates": (1.0, 2.0, 3.0)}, "one learning rate for each of the 2 losses, got 3"),
         ({"rates": (float("nan"),)}, r"learning rates must be positive and finite, got \[nan\]"),
         ({"rates": (float("inf"), 1.0)}, "learning rates must be positive and finite"),
         ({"rates": (0.0,)}, r"learning rates must be positive and finite, got \[0.0\]"),
-        ({"losses": (Loss("mae"), Loss("mae"))}, "each loss can be named once, got mae, mae"),
+        ({"losses": (Contender(Loss("mae"), -1.0),)}, "learning rates must be positive and finite, got .*-1.0"),
+        ({"losses": (Contender(Loss("mae")),) * 2}, "each loss can be named once, or once for each learning rate"),
+        ({"test_file": "clean.csv"}, "digits has test rows of its own; --test is for a .csv or .parquet file"),
+        ({"dataset": "a.csv", "test_file": "clean.txt"}, "--test must be a path that ends in .csv or .parquet, got"),
         (
             {"noise_model": "gaussian"},
             "unknown noise model 'gaussian'; choose from: symmetric, symmetric-all",
@@ -86,7 +88,7 @@ def test_split_is_stratified_disjoint_and_fixed_by_its_seed():
 )
 def test_recipe_refuses_bad_values(change, message):
     with pytest.raises(ValueError, match=message):
-        comparison(**change)
+        request(**change)
 
 
 def test_rows_say_what_was_run_and_on_what(tiny):
@@ -217,7 +219,7 @@ def test_a_new_data_set_and_a_new_network_are_an_entry_each(tmp_path, monkeypatc
     monkeypatch.setitem(
         DATASETS, "blobs", Entry(None, read, 3, Training("linear", "sgd", epochs=2), validation_rows=30)
     )
-    options = ["--noise", "0.2", "--seeds", "1", "--out", tmp_path]
+    options = ["--noise", "0.2", "--seeds", "1", "--losses", "logistic,mae", "--rates", "0.01", "--out", tmp_path]
     assert invoke("compare", "--dataset", "blobs", *options).exit_code == 0
     done = invoke("compare", "--dataset", "digits", "--network", "linear", "--epochs", "1", *options)
     assert done.exit_code == 0, done.output
@@ -230,20 +232,22 @@ def test_a_new_data_set_and_a_new_network_are_an_entry_each(tmp_path, monkeypatc
 
 def test_table_states_mean_and_sample_standard_deviation_of_the_rows(tiny):
     rows, _ = tiny
-    for column, place in (("test_last", 1), ("test_chosen", 3)):
+    for column, place in (("test_last", 3), ("test_chosen", 4)):
         values = [100 * row[column] for row in rows if row["noise"] == 0.4 and row["loss"] == "logistic"]
         expected = f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
-        assert compare.cells(TINY, rows)[1][place] == expected
-    page = compare.markdown(TINY, rows)
-    assert f"| {' | '.join(compare.cells(TINY, rows)[1])} |" in page
+        assert compare_report.lines(TINY, rows)[2][place] == expected
+    page = compare_report.markdown(TINY, rows, [])
+    assert f"| {' | '.join(compare_report.lines(TINY, rows)[2])} |" in page
     assert "n = 2 seeds" in page
+    assert "clean test labels" in page
 
 
 def test_one_seed_has_no_spread(tiny):
     recipe = replace(TINY, seeds=(0,))
     rows = [row for row in tiny[0] if row["seed"] == 0]
-    assert "±" not in compare.markdown(recipe, rows)
-    assert png(compare.figure(recipe, rows)).startswith(b"\x89PNG")
+    assert "±" not in compare_report.markdown(recipe, rows, [])
+    for shown in (recipe, levels(recipe, 0.4)):
+        assert png(compare_report.figure(shown, rows)).startswith(b"\x89PNG")
 
 
 # The command line
@@ -252,10 +256,10 @@ def test_one_seed_has_no_spread(tiny):
 def test_defaults_of_the_command_are_the_recipe_s():
     defaults, theirs = (
         {name: p.default for name, p in inspect.signature(function).parameters.items()}
-        for function in (cli.compare, comparison)
+        for function in (cli.compare, request)
     )
-    assert tuple(float(level) for level in defaults["noise"].split(",")) == theirs["levels"]
-    assert tuple(Loss.parse(loss) for loss in defaults["losses"].split(",")) == theirs["losses"]
+    assert tuple(Contender.parse(loss) for loss in defaults["losses"].split(",")) == theirs["losses"]
+    assert defaults["noise"] is theirs["levels"] is defaults["test"] is theirs["test_file"] is None
     for name in ("dataset", "seeds", "epochs", "rates", "noise_model", "label_column", "network"):
         assert defaults[name] == theirs[name]
 
@@ -264,10 +268,10 @@ def test_defaults_of_the_command_are_the_recipe_s():
     ("dataset", "folder"), [("digits", "compare"), ("mnist", "compare-mnist"), ("some/iris.csv", "compare-iris")]
 )
 def test_each_data_set_has_a_folder_of_its_own(dataset, folder, tmp_path, monkeypatch):
-    def stop(recipe, folder, *rest, **options):
+    def stop(request, folder, *rest, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cells, "run", stop)
+    monkeypatch.setattr(compare, "run", stop)
     monkeypatch.chdir(tmp_path)
     done = invoke("compare", "--dataset", dataset, "--losses", "logistic, mae")
     assert done.exit_code == 130, done.output
@@ -309,6 +313,9 @@ def test_compare_end_to_end(tmp_path):
         (["--noise", ""], "--noise must be numbers separated by commas"),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
         (["--seeds", "-1"], "seeds must be at least 1, got -1"),
+        (["--losses", "mae@fast"], "cannot use the loss 'mae@fast': after @ comes a learning rate"),
+        (["--losses", "mae@-1"], "learning rates must be positive and finite"),
+        (["--test", "clean.csv"], "digits has test rows of its own"),
     ],
 )
 def test_bad_options_get_one_line_and_write_nothing(options, message, tmp_path):
@@ -356,7 +363,7 @@ def test_a_folder_that_is_deleted_meanwhile_gets_one_line(name, tmp_path, monkey
     result = invoke(*TINY_OPTIONS, "--out", tmp_path / "out")
     assert result.exit_code == 1
     assert f"cannot use the folder {tmp_path / 'out'}" in result.stderr
-    assert result.stderr.count("\n") == 1
+    assert len(error_lines(result)) == 1
     assert not (tmp_path / "out").exists()
 
 
@@ -394,7 +401,7 @@ def test_a_full_disk_gets_one_line_and_leaves_nothing_half_written(tmp_path, mon
     result = invoke(*TINY_OPTIONS, "--out", tmp_path)
     assert result.exit_code == 1
     assert "No space left on device" in result.stderr
-    assert result.stderr.count("\n") == 1
+    assert len(error_lines(result)) == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -452,7 +459,7 @@ if {function!r}:
     import importlib
     where, name = {function!r}.rsplit(".", 1)
     setattr(importlib.import_module(where), name, stop)
-sys.argv = ["bitempered", "compare", "--epochs", "1", "--seeds", "1", "--noise", "0", "--out", sys.argv[1]]
+sys.argv = ["bitempered", "compare", "--epochs", "1", "--seeds", "1", "--rates", "1", "--out", sys.argv[1]]
 cli.main()
 """
 

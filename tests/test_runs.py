@@ -1,6 +1,7 @@
 """Runs: when a row or a checkpoint is used again, going on after an interruption, several processes in one folder."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from experiment_cases import TINY, invoke, results, silent
+from experiment_cases import TINY, comparison, invoke, results, silent, without
 
 from bitempered.experiments import cells, files, runs
 from bitempered.experiments import train as train_loop
+from bitempered.experiments.cells import Cell
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.recipes.compare import comparison
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +151,19 @@ def test_rows_of_another_identity_or_of_none_are_never_used(change, tmp_path, tr
     assert files.read_rows(tmp_path / "compare.jsonl") == rows + again  # kept, and may be drawn
 
 
+def test_rows_from_before_schedules_are_those_of_constant_losses(tmp_path, trained):
+    recipe = comparison(levels=(0.0,), seeds=1)
+    old = without(cells.run(recipe, tmp_path, silent), "schedule", "rescale", "problem")
+    files.write_rows(tmp_path / "compare.jsonl", old)
+    assert cells.run(recipe, tmp_path, silent) == old
+    assert len(trained) == 1
+    constant = Loss("bi-tempered", (0.2, 1.2))
+    for place, other in enumerate((replace(constant, schedule=(0, 1)), replace(constant, rescale=True)), start=2):
+        (row,) = cells.run(comparison(losses=(other,), levels=(0.0,), seeds=1), tmp_path, silent)
+        assert Cell.of(row).loss == other
+        assert len(trained) == place
+
+
 def test_another_commit_or_machine_is_not_another_run(tmp_path, trained, monkeypatch):
     recipe = comparison(levels=(0.0,), seeds=1, epochs=1)
     rows = cells.run(recipe, tmp_path, silent)
@@ -234,7 +248,7 @@ from pathlib import Path
 import torch
 from bitempered.experiments import cells, runs, train
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.recipes.compare import comparison
+from experiment_cases import comparison
 
 folder, seconds, seeds, overlap = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
 train.SAVE_SECONDS = 0
@@ -289,7 +303,10 @@ print(killed, *codes)
 def test_two_processes_that_are_killed_and_restarted_lose_and_double_nothing(seconds, seeds, overlap, tmp_path):
     folder = tmp_path / "out"
     command = [sys.executable, "-c", KILLING, folder, seconds, seeds, overlap]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=20 * seconds + 60)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=20 * seconds + 60, env=environment
+    )
     assert done.returncode == 0, done.stderr
     killed, *codes = map(int, done.stdout.split())
     assert killed, done.stderr  # about six in a second

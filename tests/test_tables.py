@@ -49,10 +49,11 @@ def test_csv_and_parquet_give_the_same_split(tmp_path):
 
 def test_classes_that_are_numbers_are_ordered_as_numbers(tmp_path):
     (tmp_path / "table.csv").write_text("\ufeffx,y\n1,10\n2,9\n3,10\n", encoding="utf-8")  # with the mark Excel writes
-    features, labels, names = sources.read_table(tmp_path / "table.csv", "y")
-    assert names == ["9", "10"]
-    assert labels.tolist() == [1, 0, 1]
-    assert features.tolist() == [[1], [2], [3]]
+    table = sources.read_table(tmp_path / "table.csv", "y")
+    assert table.classes == ["9", "10"]
+    assert table.labels.tolist() == [1, 0, 1]
+    assert table.features.tolist() == [[1], [2], [3]]
+    assert table.columns == ["x"]
 
 
 # Unix times, constant but for a few units; numbers whose squares overflow or vanish, in float32 and in float64.
@@ -161,11 +162,15 @@ def test_labels_are_classes_whatever_the_format(kind, tmp_path):
                 sources.read_table(tmp_path / name, "y")
             assert one_line(error)
         else:
-            _, labels, names = sources.read_table(tmp_path / name, "y")
-            assert names == (expected or sorted(set(texts)))
-            order = {text: i for i, text in enumerate(names)}
+            table = sources.read_table(tmp_path / name, "y")
+            assert table.classes == (expected or sorted(set(texts)))
+            order = {text: i for i, text in enumerate(table.classes)}
             whole = (text.removesuffix(".0").removesuffix(".00") for text in texts)
-            assert labels.tolist() == [order[text] for text in whole]
+            assert table.labels.tolist() == [order[text] for text in whole]
+            # A test table with the same labels, in either format, has the same classes.
+            for other in ("table.csv", "table.parquet"):
+                again = sources.read_table(tmp_path / other, "y", like=table)
+                assert again.labels.tolist() == table.labels.tolist()
 
 
 @pytest.mark.parametrize(
@@ -213,4 +218,65 @@ def test_a_parquet_file_that_is_none_gets_one_line(tmp_path):
     (tmp_path / "table.parquet").write_bytes(b"no Parquet")
     with pytest.raises(DataError, match=r"cannot read .*table\.parquet") as error:
         load_table(tmp_path / "table.parquet")
+    assert one_line(error)
+
+
+# A second table to test on
+
+TRAIN = "a,b,kind\n" + "".join(f"{i},{i % 4},{i % 3}\n" for i in range(30))
+
+
+def load_with_test(folder, content, train=TRAIN):
+    (folder / "train.csv").write_text(train)
+    (folder / "test.csv").write_text(content)
+    return datasets.read(str(folder / "train.csv"), None, "kind", str(folder / "test.csv"))
+
+
+def test_a_test_table_gives_all_test_rows_and_the_other_the_rest(tmp_path):
+    """Its columns may have another order, and its classes may be fewer."""
+    made = load_with_test(tmp_path, "kind,b,a\n2.0,7,100\n1,8,200\n")
+    np.testing.assert_array_equal(made.test[0], [[100, 7], [200, 8]])
+    assert made.test[1].tolist() == [2, 1]
+    assert len(made.rest[1]) == 30
+    assert made.training_rows == 24
+    split = made.split(0)
+    assert [len(part[1]) for part in (split.train, split.validation, split.test)] == [24, 6, 2]
+    # Standardised by the training rows alone.
+    x = made.rest[0][split.rows[0]]
+    np.testing.assert_allclose(split.test[0], (made.test[0] - x.mean(0)) / x.std(0), rtol=1e-5)
+    assert split.names == ("0", "1", "2")
+
+
+def test_one_number_of_the_test_table_makes_other_data(tmp_path):
+    hashes = [load_with_test(tmp_path, f"kind,b,a\n2,7,{a}\n{c},8,200\n").digest for a, c in ((1, 1), (2, 1), (1, 0))]
+    hashes.append(datasets.read(str(tmp_path / "train.csv"), None, "kind").digest)
+    assert len(set(hashes)) == 4
+
+
+def test_text_that_looks_like_numbers_is_found_by_its_text(tmp_path):
+    """Alone, 01 and 1.5 would be read as numbers; among text they are text."""
+    train = "a,kind\n" + "".join(f"{i},{('01', '1.5', 'x')[i % 3]}\n" for i in range(30))
+    made = load_with_test(tmp_path, "a,kind\n1,01\n2,1.5\n", train)
+    assert made.test[1].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "a,b,kind\n1,2,0\n1,2,3\n",
+            r"test.csv, row 2: the class '3' is not in the training table, which has: 0, 1, 2",
+        ),
+        ("a,kind\n1,0\n", "test.csv must have the columns of the training table: it lacks b$"),
+        ("a,b,c,kind\n1,2,3,0\n", "test.csv must have the columns of the training table: it adds c$"),
+        ("a,c,kind\n1,2,0\n", "it lacks b and adds c$"),
+        ("a,b\n1,2\n", "test.csv has no column 'kind'"),
+        ("a,b,kind\n", "test.csv must have rows"),
+        ("a,b,kind\n1,2,\n", "test.csv, row 1: the label is missing"),
+        ("a,b,kind\n1,red,0\n", "test.csv, row 1, column 'b': expected a finite number, got 'red'"),
+    ],
+)
+def test_a_bad_test_table_gets_one_line(content, message, tmp_path):
+    with pytest.raises(DataError, match=message) as error:
+        load_with_test(tmp_path, content)
     assert one_line(error)

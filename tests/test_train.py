@@ -21,9 +21,11 @@ from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import LOSSES, Loss
 from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.train import Fleet, Member, Training, train
+from bitempered.torch import bi_tempered_logistic_loss
 
 TINY = Training("mlp", "adam", epochs=3, batch_size=100, width=8)
 LOGISTIC, TEMPERED = Loss("logistic"), Loss("bi-tempered", (0.5, 2.0))
+ANNEALED = replace(TEMPERED, schedule=(0, 2))  # half-way in the second of three epochs
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,48 @@ def test_steps_are_those_of_torch_s_optimizers(optimizer, loss, digits):
     for ours, expected in zip(fleet.weights, weights, strict=True):
         # AdaDelta and Adam divide by roots of small squares, which magnifies rounding.
         torch.testing.assert_close(ours[1], expected.detach(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("rescale", [False, True])
+def test_temperatures_follow_their_schedule_epoch_by_epoch(rescale, digits):
+    """Against torch's SGD with the formula of the loss, its temperatures written out for each epoch."""
+    one = member(digits, replace(ANNEALED, rescale=rescale))
+    training = replace(TINY, optimizer="sgd")
+    fleet = Fleet(training, [member(digits), one, member(digits, TEMPERED)], digits, 0, torch.device("cpu"))
+    weights = [w[1].clone().requires_grad_() for w in fleet.weights]
+    reference = torch.optim.SGD(weights, lr=1e-2, momentum=0.9)
+    x, y = torch.from_numpy(digits.train[0]), torch.from_numpy(one.train)
+    for number, (t1, t2) in enumerate([(1.0, 1.0), (0.75, 1.5), (0.5, 2.0)], start=1):
+        fleet.epoch(number)
+        for batch in fleet.order.split(100):
+            w0, b0, w1, b1, w2, b2 = weights
+            logits = ((x[batch] @ w0 + b0).relu() @ w1 + b1).relu() @ w2 + b2
+            before, after = (10 ** (t2 - 1), 10 ** (1 - t1)) if rescale else (1, 1)
+            reference.zero_grad()
+            (after * bi_tempered_logistic_loss(before * logits, y[batch], t1, t2)).backward()
+            reference.step()
+        for ours, expected in zip(fleet.weights, weights, strict=True):
+            # Sums in another order, over fifteen steps.
+            torch.testing.assert_close(ours[1], expected.detach(), rtol=1e-3, atol=1e-5)
+
+
+def test_a_recorded_step_is_forgotten_when_the_temperatures_change(digits):
+    """A CUDA graph keeps the temperatures that it was recorded with."""
+    fleet = Fleet(TINY, [member(digits), member(digits, ANNEALED)], digits, 0, torch.device("cpu"))
+    replayed = []
+    for number in (1, 2, 3, 4):  # at (1, 1), on the way, at the end, and still there
+        fleet.steps += fleet.per_epoch
+        fleet.factors = torch.ones(fleet.steps)
+        fleet.replay = lambda number=number: replayed.append(number)
+        fleet.epoch(number)
+    assert sorted(set(replayed)) == [1, 4]
+
+
+def test_a_schedule_that_is_over_is_a_constant_loss(digits):
+    members = [member(digits, TEMPERED), member(digits, replace(TEMPERED, schedule=(0, 0)))]
+    for row in train(TINY, members, digits, seed=0):
+        assert row["training_loss"][0] == row["training_loss"][1]
+        assert row["test"][0] == row["test"][1]
 
 
 def test_clipping_is_by_the_norm_of_a_member_s_whole_gradient():
@@ -128,7 +172,7 @@ def test_dropout_is_the_same_for_every_member(digits):
 
 def test_a_member_does_not_depend_on_the_others(digits):
     one, other = member(digits, LOGISTIC), member(digits, TEMPERED, level=0.4)
-    together = train(TINY, [other, one, other], digits, seed=3)
+    together = train(TINY, [other, one, other, member(digits, ANNEALED)], digits, seed=3)
     alone = train(TINY, [one], digits, seed=3)
     for row, expected in zip(together, alone, strict=True):
         assert row["training_loss"][1] == pytest.approx(expected["training_loss"][0], abs=2e-6)
@@ -154,6 +198,13 @@ def test_metrics_are_what_they_say(digits):
         ("test", *digits.test),
     ]:
         assert row[name] == [pytest.approx((predict(x) == y).mean(), abs=1e-6)]
+
+
+def test_a_run_that_does_not_learn_says_so(digits):
+    """A step that throws the weights far away leaves one answer for every row."""
+    members = [member(digits), member(digits, rate=1e30), member(digits)]
+    last = train(replace(TINY, epochs=10), members, digits, seed=0)[-1]
+    assert last["problem"] == [None, "every row is predicted as class 0", None]
 
 
 def test_a_run_stops_after_its_steps(digits):
@@ -192,7 +243,7 @@ def test_image_networks_learn(network, rate):
 
 def test_a_run_that_stops_goes_on_bit_for_bit(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "SAVE_SECONDS", 0)
-    members = [member(digits), member(digits, TEMPERED)]
+    members = [member(digits), member(digits, TEMPERED), member(digits, ANNEALED)]
     whole = train(TINY, members, digits, seed=1)
 
     def stop(epoch, metrics):
@@ -235,20 +286,20 @@ cli.main()
     for delay in wait:
         process = start(killed)
         end = time.monotonic() + 60
-        while not list(killed.glob("*.checkpoint")) and process.poll() is None and time.monotonic() < end:
+        while not list(killed.glob("**/*.checkpoint")) and process.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
         process.wait()
     for folder in (killed, whole):
         assert start(folder).wait(timeout=120) == 0
-    for name in ("compare.jsonl", "curves.jsonl"):
+    for name in ("compare.jsonl", "curves.jsonl", "search/search.jsonl", "search/curves.jsonl"):
         rows, expected = (read_rows(folder / name) for folder in (killed, whole))
         for row in (*rows, *expected):
             row.pop("fleet_seconds", None)
         assert rows == expected
         assert rows
-    assert not list(killed.glob("*.checkpoint"))
+    assert not list(killed.glob("**/*.checkpoint"))
 
 
 def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path):
@@ -283,6 +334,8 @@ def spoil(name, kept):
         metrics[0]["test"] = []
     elif name == "an accuracy that is text":
         metrics[0]["validation"] = ["high"]
+    elif name == "too few problems":
+        metrics[0]["problem"] = []
     elif name == "no metrics":
         kept["metrics"] = [None, 1, "2"]
     elif name == "no time":
@@ -295,7 +348,8 @@ def spoil(name, kept):
     "name",
     [
         "shape", "a shape that could be stretched", "dtype", "no tensor", "too few tensors", "no list", "steps",
-        "epochs", "members", "an accuracy that is text", "no metrics", "no time",
+        "epochs", "members", "an accuracy that is text", "too few problems", "no metrics",
+        "no time",
     ],
 )  # fmt: skip
 def test_a_checkpoint_of_this_run_with_something_else_in_it_is_refused(name, digits, tmp_path):
@@ -352,6 +406,40 @@ def test_every_loss_has_a_value_for_each_row(text):
     expected = [function(row, torch.tensor(y), *loss.numbers) for row, y in zip(logits, [0, 1, 2, 0], strict=True)]
     torch.testing.assert_close(values, torch.stack(expected))
     assert len(names) == text.count(":")
+
+
+@pytest.mark.parametrize(("t1", "t2"), [(0.8, 1.2), (0.2, 2.0), (1.0, 1.0)])
+def test_a_rescaled_loss_starts_as_cross_entropy(t1, t2):
+    logits, target = torch.zeros(3, 7, dtype=torch.float64, requires_grad=True), torch.tensor([0, 3, 6])
+    gradients = [
+        torch.autograd.grad(loss(logits, target).sum(), logits)[0]
+        for loss in (LOGISTIC, Loss("bi-tempered", (t1, t2), rescale=True))
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_names_of_losses_tell_them_apart():
+    variants = [TEMPERED, ANNEALED, replace(TEMPERED, rescale=True), replace(ANNEALED, rescale=True)]
+    assert [str(loss) for loss in variants] == [
+        "bi-tempered (0.5, 2)",
+        "bi-tempered (0.5, 2), annealed",
+        "bi-tempered (0.5, 2), rescaled",
+        "bi-tempered (0.5, 2), annealed, rescaled",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Loss("gce", (0.7,), rescale=True), "rescale and schedule are for the bi-tempered loss, got gce"),
+        (lambda: Loss("logistic", schedule=(0, 1)), "rescale and schedule are for the bi-tempered loss, got logistic"),
+        (lambda: replace(ANNEALED, schedule=(3, 2)), "begin must not be after finish"),
+        (lambda: ANNEALED(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)), r"call at\(epoch\) first"),
+    ],
+)
+def test_a_schedule_is_for_one_loss_and_by_epoch(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 @pytest.mark.parametrize(

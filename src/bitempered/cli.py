@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import sys
+import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,13 +58,19 @@ def compare(
     losses: Annotated[
         str,
         typer.Option(
-            help="Separated by commas: logistic, bi-tempered:t1:t2, tsallis:t1:t2, t-logistic:t, gce:q, "
-            "sce:alpha:beta, mae."
+            help="Separated by commas: logistic (cross-entropy), gce:q (generalized cross-entropy), bi-tempered (with "
+            "its default recipe), bi-tempered:t1:t2, tsallis:t1:t2, t-logistic:t, sce:alpha:beta, mae. @ fixes a rate, "
+            "as in mae@0.01. By default logistic, gce:0.7, bi-tempered, bi-tempered:0.8:1.2.",
+            show_default=False,
         ),
-    ] = "logistic,bi-tempered:0.2:1.2",
+    ] = "logistic,gce:0.7,bi-tempered,bi-tempered:0.8:1.2",
     noise: Annotated[
-        str, typer.Option(help="Fractions of wrong labels, separated by commas.")
-    ] = "0,0.1,0.2,0.3,0.4,0.5",
+        str | None,
+        typer.Option(
+            help="Fractions of labels to make wrong, separated by commas. Without it, none in a table of your own, and "
+            "0,0.4 in other data."
+        ),
+    ] = None,
     noise_model: Annotated[
         str, typer.Option(help="symmetric (over the other classes), symmetric-all, pair-flip, or human (cifar100).")
     ] = "symmetric",
@@ -74,9 +82,19 @@ def compare(
         int | None, typer.Option(help="Passes over the training rows; without it, what suits the data set.")
     ] = None,
     rates: Annotated[
-        str | None, typer.Option(help="Learning rates, one for all or for each loss, separated by commas.")
+        str | None,
+        typer.Option(
+            help="Learning rates to try for every loss, separated by commas; one is used without a search. Without it, "
+            "four that suit the optimiser."
+        ),
     ] = None,
     label_column: Annotated[str, typer.Option(help="The column of a table that holds the labels.")] = "label",
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            help="A table with clean labels to test on, with the same columns; without it, a fifth of the table."
+        ),
+    ] = None,
     data_dir: Annotated[Path | None, DATA_DIR] = None,
     device: Annotated[str | None, DEVICE] = None,
     out: Annotated[
@@ -88,25 +106,43 @@ def compare(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of the table.")] = False,
 ) -> None:
-    """Train losses on noisy labels, by default the logistic and the bi-tempered one, and compare them.
+    """Train a network with several losses on noisy labels; show which predicts best.
 
-    Writes compare.jsonl (one row per run), curves.jsonl (one per epoch), compare.md, compare.csv and compare.png. If
-    stopped, the same command continues, and does not repeat runs that are in compare.jsonl.
+    On your own table (--dataset FILE.csv) the labels are used as they are.
+    If they are noisy, so are those of the rows that are set aside to test on,
+    and accuracy is bounded by the share of correct ones: if you have a file
+    with clean labels, name it with --test. In digits, mnist, fashion-mnist
+    and cifar100, labels to train and validate on are made wrong at random
+    (--noise); the test labels are clean.
+
+    Losses need different learning rates. So each loss tries the same few rates
+    (with two seeds) and keeps the best on validation labels, which are as noisy
+    as the training labels, at the last and the best epoch together. Every loss
+    has the same number of trials; none sees a test label. Then each trains with
+    as many other seeds as --seeds says.
+
+    The table shows the accuracy after the last epoch and at the chosen epoch,
+    the best on validation labels. An exclamation mark means that a run did not
+    learn, or never predicts one of the classes.
+
+    Writes compare.jsonl (one row per run), curves.jsonl (one per epoch),
+    compare.md, compare.csv, compare.png, and the trials to the folder search.
+    If stopped, the same command continues, and repeats no run that is there.
     """
     try:
         from rich.console import Console
 
-        from bitempered.experiments import cells, report
-        from bitempered.experiments.losses import Loss
-        from bitempered.experiments.recipes import compare as setup
+        from bitempered.experiments import compare_report, report
+        from bitempered.experiments.recipes import compare as recipe
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
     try:
-        parsed = tuple(Loss.parse(loss.strip()) for loss in losses.split(","))
-        recipe = setup.comparison(
-            dataset, parsed, numbers("noise", noise), seeds, epochs,
+        contenders = tuple(recipe.Contender.parse(loss) for loss in losses.split(","))
+        request = recipe.request(
+            dataset, contenders, None if noise is None else numbers("noise", noise), seeds, epochs,
             None if rates is None else numbers("rates", rates), noise_model, label_column, network,
+            None if test is None else str(test),
         )  # fmt: skip
     except ValueError as error:
         fail(str(error), 2)
@@ -115,14 +151,19 @@ def compare(
 
     with clear_errors(out):
         with progress_bar() as progress:
-            rows = cells.run(recipe, out, progress, device=device, data_dir=data_dir)
-        report.write(out, setup.pages(recipe, rows))
+            comparison, rows, tried = recipe.run(request, out, progress, device=device, data_dir=data_dir)
+        report.write(out, compare_report.pages(comparison, rows, tried))
 
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        Console().print(setup.table(recipe, rows))
-        print(f"Written to {out}: compare.md, compare.csv, compare.png and compare.jsonl (delete it to train again)")
+        console = Console()
+        console.print(compare_report.table(comparison, rows))
+        print()
+        for note in compare_report.notes(comparison, rows, tried):
+            print(textwrap.fill(note, min(console.width, 100), subsequent_indent="  ", break_on_hyphens=False))
+        trained = "compare.jsonl and search" if tried else "compare.jsonl"
+        print(f"Written to {out}: compare.md, compare.csv, compare.png; {trained} (delete to train again)")
 
 
 @app.command()
@@ -327,15 +368,41 @@ def clear_errors(out: Path, stopped: str = "run the same command to continue") -
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """Show a progress bar on a terminal; call it with the work done, the total, and what is running."""
+    """Show a progress bar on a terminal, and lines elsewhere; call it with work done, total, and what is running."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     terminal = Console(stderr=True)
-    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
+    if not terminal.is_terminal:
+        yield ProgressLines()
+        return
+    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=terminal, transient=True) as bar:
         task = bar.add_task("starting")
         yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+
+
+class ProgressLines:
+    """Prints a line of progress every few seconds, and after a minute every half minute."""
+
+    def __init__(self) -> None:
+        self.printed = time.monotonic()
+        self.first: tuple[float, int] | None = None  # the time of the first call, and the work done by then
+
+    def __call__(self, done: int, total: int, text: str) -> None:
+        now = time.monotonic()
+        if self.first is None:
+            self.first = now, done
+        started, before = self.first
+        if now - self.printed < (5 if now - started < 60 else 30):
+            return
+        self.printed = now
+        left = f", about {in_minutes((now - started) * (total - done) / (done - before))} left" if done > before else ""
+        print(f"{done / total:4.0%}{left}: {text}", file=sys.stderr, flush=True)
+
+
+def in_minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -1,9 +1,10 @@
 """Losses side by side under label noise: the runs behind `bitempered compare` and the paper's table 1."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from bitempered import noise
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.data import Dataset, Split, fingerprint, load_human_labels
 from bitempered.experiments.datasets import DATASETS, check, is_table, read
+from bitempered.experiments.files import value
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.runs import Job, Progress, Row, identity, make
@@ -20,6 +22,7 @@ from bitempered.experiments.train import METRICS, Member, Training, train
 
 __all__ = ["NOISE", "Cell", "Comparison", "run"]
 
+make_loss = cache(Loss)  # a loss evaluates itself when it is made, and there are many rows
 NOISE = ("symmetric", "symmetric-all", "pair-flip", "human")
 
 
@@ -31,13 +34,21 @@ class Cell:
     noise: float
     rate: float
 
+    @classmethod
+    def of(cls, row: Row) -> "Cell":
+        """Return the cell of a row."""
+        schedule = value(row, "schedule")
+        loss = make_loss(row["loss"], tuple(row["numbers"]), schedule and tuple(schedule), value(row, "rescale"))
+        return cls(loss, row["noise"], row["learning_rate"])
+
 
 @dataclass(frozen=True)
 class Comparison:
     """Train every cell with the same network, optimiser and number of epochs, for several seeds.
 
-    The noise corrupts training and validation labels alike, as it would in practice; the test labels are clean. For one
-    seed all cells share rows, initial weights and batches, and those of one noise level share the wrong labels.
+    The noise corrupts training and validation labels alike, as it would in practice; the test labels stay as they are
+    in the data, or in `test_file`, a second table. For one seed all cells share rows, initial weights and batches, and
+    those of one noise level share the wrong labels.
     """
 
     dataset: str
@@ -47,9 +58,14 @@ class Comparison:
     noise_model: str = "symmetric"
     label_column: str = "label"
     rows: int | None = None  # use only this many of each part, the first ones
+    test_file: str | None = None
 
     def __post_init__(self) -> None:
         check(self.dataset)
+        if self.test_file is not None and not is_table(self.dataset):
+            raise ValueError(f"{self.dataset} has test rows of its own; --test is for a .csv or .parquet file")
+        if self.test_file is not None and not is_table(self.test_file):
+            raise ValueError(f"--test must be a path that ends in .csv or .parquet, got {self.test_file!r}")
         levels = [cell.noise for cell in self.cells]
         if not levels or not all(0 <= level <= 1 for level in levels):
             raise ValueError(f"noise levels must be in [0, 1], got {list(dict.fromkeys(levels))}")
@@ -68,8 +84,9 @@ class Comparison:
         """Return what a run depends on, by the keys of its row."""
         return {
             "dataset": self.dataset, "noise_model": self.noise_model, "noise": cell.noise, "loss": cell.loss.name,
-            "numbers": list(cell.loss.numbers), "learning_rate": cell.rate, "seed": seed, "rows": self.rows,
-            **({"label_column": self.label_column} if is_table(self.dataset) else {}),
+            "numbers": list(cell.loss.numbers), "schedule": cell.loss.schedule and list(cell.loss.schedule),
+            "rescale": cell.loss.rescale, "learning_rate": cell.rate, "seed": seed, "rows": self.rows,
+            **({"label_column": self.label_column, "test_file": self.test_file} if is_table(self.dataset) else {}),
             **{name: list(value) if isinstance(value, tuple) else value
                for name, value in asdict(self.training).items() if value != float("inf")},
         }  # fmt: skip
@@ -83,12 +100,14 @@ def run(
     name: str = "compare",
     device: str = "cpu",
     data_dir: Path | None = None,
+    data: Dataset | None = None,
 ) -> list[Row]:
     """Make the runs that `folder` lacks and return the rows of all, seed by seed in the order of the cells.
 
-    All cells of a seed train together. `runs.make` describes the folder; its rows are in `name`.jsonl.
+    All cells of a seed train together. `runs.make` describes the folder; its rows are in `name`.jsonl. `data` is the
+    recipe's, if it has been read.
     """
-    data = read(recipe.dataset, data_dir, recipe.label_column)
+    data = data or read(recipe.dataset, data_dir, recipe.label_column, recipe.test_file)
 
     def job(seed: int) -> Job:
         split, members, runs = prepare(recipe, data, seed, data_dir)
@@ -127,7 +146,7 @@ def prepare(
         seen = f"{data.digest}-{fingerprint(train, validation)}"
         runs.append(identity(recipe.setting(cell, seed), seen))
     train_part, validation_part, test = ((x[rows], y[rows]) for x, y in (split.train, split.validation, split.test))
-    return Split(train_part, validation_part, test, split.num_classes), members, runs
+    return Split(train_part, validation_part, test, split.num_classes, names=split.names), members, runs
 
 
 def run_seed(
@@ -142,7 +161,7 @@ def run_seed(
     """Train the members together; return their results and their curves."""
 
     def on_epoch(epoch: int, metrics: Row) -> None:
-        tell(epoch, f"noisy validation {sum(metrics['validation']) / len(members):.1%}")
+        tell(epoch, f"epoch {epoch}, validation accuracy {sum(metrics['validation']) / len(members):.1%}")
 
     metrics = train(recipe.training, members, split, seed=seed, device=device, on_epoch=on_epoch, checkpoint=checkpoint)
     last, results, curves = metrics[-1], [], []
@@ -154,11 +173,26 @@ def run_seed(
                 "train_last": last["noisy"][place], "validation_last": last["validation"][place],
                 "test_last": last["test"][place], "chosen_epoch": chosen["epoch"],
                 "validation_chosen": chosen["validation"][place], "test_chosen": chosen["test"][place],
+                "problem": problem(last, place, split.names),
                 "fleet": len(members), "fleet_seconds": last["seconds"],
             }
         )  # fmt: skip
         curves.append({name: [row[name][place] for row in metrics] for name in METRICS})
     return results, curves
+
+
+def problem(last: Row, place: int, names: tuple[str, ...] | None) -> str | None:
+    """Say what is wrong with a run after its last epoch, with the names of the classes; None if nothing is."""
+    if last["training_loss"][place] is None:
+        return "the training loss is not finite"
+    found: str | None = last["problem"][place]
+    if found is None or names is None:
+        return found
+    # "class 3" and "classes 3, 4 and 2 more".
+    numbers = re.search(r"class(?:es)? (\d+(?:, \d+)*)", found)
+    assert numbers is not None
+    named = ", ".join(f"{names[int(number)]:.40}" for number in numbers[1].split(", "))
+    return found[: numbers.start(1)] + named + found[numbers.end(1) :]
 
 
 def corrupt(

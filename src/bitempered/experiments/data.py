@@ -35,6 +35,7 @@ class Split:
     test: Part
     num_classes: int
     rows: tuple[np.ndarray, np.ndarray] | None = None  # of training and validation, in the order of their dataset
+    names: tuple[str, ...] | None = None  # of the classes; None: their numbers
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Dataset:
     num_classes: int
     validation_rows: int
     standardise: bool = False  # every column, by the training rows
+    names: tuple[str, ...] | None = None  # of the classes; None: their numbers
 
     @cached_property
     def digest(self) -> str:
@@ -66,7 +68,11 @@ class Dataset:
             train, validation, test = (
                 (standardised(self.name, x, centre, spread), y) for x, y in (train, validation, test)
             )
-        return Split(train, validation, test, self.num_classes, (rows, aside))
+        return Split(train, validation, test, self.num_classes, (rows, aside), self.names)
+
+    @property
+    def training_rows(self) -> int:
+        return len(self.rest[1]) - self.validation_rows
 
 
 def centre_and_spread(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -101,23 +101,28 @@ def load(name: str, seed: int, data_dir: Path | None = None, label_column: str =
     return read(name, data_dir, label_column).split(seed)
 
 
-def read(name: str, data_dir: Path | None = None, label_column: str = "label") -> Dataset:
+def read(name: str, data_dir: Path | None = None, label_column: str = "label", test_file: str | None = None) -> Dataset:
     """Read a data set by name, or a table by its path.
 
     Files are read from `data_dir`, or else downloaded once. Images stay uint8, a quarter of the size of float32, and
     are scaled where they are used. A CSV or Parquet file gives a fifth of its rows each to test and validation; its
-    columns are standardised.
+    columns are standardised. With a `test_file`, a table with the same columns, all test rows come from there.
     """
     check(name)
     if name in DATASETS:
         entry = DATASETS[name]
         return Dataset(name, *read_parts(name, data_dir), entry.num_classes, entry.validation_rows)
-    features, labels, classes = read_table(Path(name), label_column)
-    if len(classes) < 2:
-        raise DataError(f"{name}: column {label_column!r} must hold at least two classes, got {len(classes)}")
-    fifth = -(-len(labels) // 5)
-    rest, test = divide(name, features, labels, fifth, 2019)
-    return Dataset(name, rest, test, len(classes), fifth, standardise=True)
+    table = read_table(Path(name), label_column)
+    if (classes := len(table.classes)) < 2:
+        raise DataError(f"{name}: column {label_column!r} must hold at least two classes, got {classes}")
+    fifth = -(-len(table.labels) // 5)
+    rest = table.features, table.labels
+    if test_file is None:
+        rest, test = divide(name, *rest, fifth, 2019)
+    else:
+        aside = read_table(Path(test_file), label_column, like=table)
+        test = aside.features, aside.labels
+    return Dataset(name, rest, test, classes, fifth, standardise=True, names=tuple(table.classes))
 
 
 def read_parts(name: str, data_dir: Path | None) -> Parts:

@@ -10,9 +10,15 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BadRows", "Row", "append_rows", "lock", "read_rows", "write_atomically", "write_rows"]
+__all__ = ["ADDED", "BadRows", "Row", "append_rows", "lock", "read_rows", "value", "write_atomically", "write_rows"]
 
 Row = dict[str, Any]  # one result, with everything it depends on
+ADDED: Row = {"schedule": None, "rescale": False, "test_file": None}  # what rows without these names were made with
+
+
+def value(row: Row, name: str) -> Any:
+    """Return a value of a row, or what a row without that name was made with."""
+    return row.get(name, ADDED.get(name))
 
 
 class BadRows(Exception):

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from bitempered.core import scales
+from bitempered.schedules import anneal
 from bitempered.torch import baselines, bi_tempered_logistic_loss
 
 __all__ = ["LOSSES", "Loss"]
@@ -28,12 +30,19 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
 class Loss:
     """A loss and its numbers, such as the temperatures.
 
+    With a `schedule`, a pair of epochs, the temperatures move from (1, 1) to `numbers` between the two, and `at` gives
+    the loss of an epoch. `rescale` multiplies logits and loss by `core.scales`.
+
     >>> Loss("bi-tempered", (0.5, 4.0))(torch.zeros(2, 10), torch.tensor([0, 3])).shape
     torch.Size([2])
+    >>> Loss("bi-tempered", (0.5, 4.0), schedule=(0, 10)).at(5).numbers
+    (0.75, 2.5)
     """
 
     name: str
     numbers: tuple[float, ...] = ()
+    schedule: tuple[float, float] | None = None
+    rescale: bool = False
 
     def __post_init__(self) -> None:
         if self.name not in LOSSES:
@@ -42,14 +51,17 @@ class Loss:
         if len(self.numbers) != len(names):
             form = ":".join([self.name, *names])
             raise ValueError(f"{self.name} takes {len(names)} numbers, written {form}; got {list(self.numbers)}")
-        self(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))  # finds bad numbers before any work
+        if self.name != "bi-tempered" and (self.schedule or self.rescale):
+            raise ValueError(f"rescale and schedule are for the bi-tempered loss, got {self.name}; leave them out")
+        # Finds bad numbers before any work.
+        self.at(0)(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
 
     @classmethod
     def parse(cls, text: str) -> "Loss":
         """Parse a loss as written on the command line.
 
-        >>> Loss.parse("bi-tempered:0.5:4")
-        Loss(name='bi-tempered', numbers=(0.5, 4.0))
+        >>> Loss.parse("bi-tempered:0.5:4").numbers
+        (0.5, 4.0)
         """
         name, *numbers = text.split(":")
         try:
@@ -58,9 +70,23 @@ class Loss:
             raise ValueError(f"cannot use the loss {text!r}: {error}") from None
 
     def __str__(self) -> str:
-        return f"{self.name} ({', '.join(f'{number:g}' for number in self.numbers)})" if self.numbers else self.name
+        numbers = f" ({', '.join(f'{number:g}' for number in self.numbers)})" if self.numbers else ""
+        return f"{self.name}{numbers}{', annealed' if self.schedule else ''}{', rescaled' if self.rescale else ''}"
+
+    def at(self, epoch: float) -> "Loss":
+        """The loss of an epoch, counted from 0."""
+        if self.schedule is None:
+            return self
+        (begin, finish), (t1, t2) = self.schedule, self.numbers
+        return Loss(self.name, anneal((1, 1), (t1, t2), begin=begin, finish=finish)(epoch), rescale=self.rescale)
 
     def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
         """The loss of each row of logits `(n, classes)`."""
+        if self.schedule is not None:
+            raise ValueError(f"{self} has other temperatures in each epoch; call at(epoch) first")
         function, names = LOSSES[self.name]
-        return function(logits, target, **dict(zip(names, self.numbers, strict=True)), reduction="none")
+        options = dict(zip(names, self.numbers, strict=True))
+        if not self.rescale:
+            return function(logits, target, **options, reduction="none")
+        before, after = scales(logits.shape[-1], *self.numbers)
+        return after * function(before * logits, target, **options, reduction="none")

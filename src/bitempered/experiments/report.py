@@ -12,7 +12,7 @@ from statistics import mean, stdev
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from bitempered.experiments.files import Row, write_atomically
+from bitempered.experiments.files import Row, value, write_atomically
 
 __all__ = ["Pages", "grid", "made_by", "newest", "png", "rich_table", "spread", "table_csv", "write"]
 
@@ -69,8 +69,8 @@ def newest(rows: list[Row], varying: Iterable[str], fixed: Iterable[str]) -> lis
     counts.
     """
     names = list(varying)
-    last = [row for row in rows if all(row.get(name) == rows[-1].get(name) for name in fixed)]
-    return list({str([row.get(name) for name in names]): row for row in last}.values())
+    last = [row for row in rows if all(value(row, name) == value(rows[-1], name) for name in fixed)]
+    return list({str([value(row, name) for name in names]): row for row in last}.values())
 
 
 def table_csv(rows: list[Row]) -> bytes:

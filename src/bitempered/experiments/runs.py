@@ -17,7 +17,7 @@ import torch
 
 from bitempered import __version__
 from bitempered.experiments.checkpoints import Checkpoint
-from bitempered.experiments.files import Row, append_rows, lock, read_rows
+from bitempered.experiments.files import ADDED, Row, append_rows, lock, read_rows
 
 __all__ = ["RESULTS", "Job", "Progress", "Row", "commit", "find", "identity", "make", "provenance", "today"]
 
@@ -40,7 +40,10 @@ def find(rows: list[Row], wanted: Row) -> Row | None:
 
 def agree(row: Row, wanted: Row) -> bool:
     # JSON has no infinity: a run that does not clip has no `clip`, so a row with one belongs to another run.
-    return row.get("clip") == wanted.get("clip") and all(name in row and row[name] == wanted[name] for name in wanted)
+    if row.get("clip") != wanted.get("clip"):
+        return False
+    row = ADDED | row
+    return all(name in row and row[name] == wanted[name] for name in wanted)
 
 
 @dataclass(frozen=True)

@@ -219,11 +219,21 @@ def tar_member(content: bytes, name: bytes) -> bytes:
     raise ValueError(f"it has no {name.decode()}")
 
 
-def read_table(path: Path, label_column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Return features (n, d) float64, labels (n,) int64 and the names of the classes, from a CSV or Parquet file.
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of a CSV or Parquet file."""
+
+    features: np.ndarray  # (n, d) float64
+    labels: np.ndarray  # (n,) int64
+    columns: list[str]  # the names of the features
+    classes: list[str]
+
+
+def read_table(path: Path, label_column: str, like: TableRows | None = None) -> TableRows:
+    """Read a CSV or Parquet file.
 
     Every column except `label_column` must hold finite numbers. Labels are whole numbers, numbered in their order, or
-    else text.
+    else text. A table `like` another has the same columns, in any order, and no other classes.
     """
     columns = read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
     if label_column not in columns:
@@ -233,7 +243,17 @@ def read_table(path: Path, label_column: str) -> tuple[np.ndarray, np.ndarray, l
     given = columns.pop(label_column)
     if not columns or not given:
         raise DataError(f"{path} must have rows, and a column beside the label {label_column!r}")
-    labels, names = number_classes(path, given)
+    if like is None:
+        labels, classes = number_classes(path, given)
+    else:
+        labels, classes = find_classes(path, given, like.classes), like.classes
+        if set(columns) != set(like.columns):
+            missing, extra = (
+                [c for c in a if c not in b] for a, b in ((like.columns, columns), (columns, like.columns))
+            )
+            what = [f"{word} {first_names(names)}" for word, names in (("lacks", missing), ("adds", extra)) if names]
+            raise DataError(f"{path} must have the columns of the training table: it {' and '.join(what)}")
+        columns = {name: columns[name] for name in like.columns}
     features = np.empty((len(given), len(columns)))
     for column, (name, values) in enumerate(columns.items()):
         found = np.array([number(value) for value in values])
@@ -243,7 +263,7 @@ def read_table(path: Path, label_column: str) -> tuple[np.ndarray, np.ndarray, l
                 "encode it as numbers or remove it"
             )
         features[:, column] = found
-    return features, labels, names
+    return TableRows(features, labels, list(columns), classes)
 
 
 def number(value: Any) -> float:
@@ -254,13 +274,33 @@ def number(value: Any) -> float:
         return math.nan
 
 
+def find_classes(path: Path, given: list[Any], classes: list[str]) -> np.ndarray:
+    """Return the numbers of labels among known classes: by their text or, for numbers, by their value."""
+    place = {name: i for i, name in enumerate(classes)}
+    texts = [as_text(value) for value in given]
+    if not all(text in place for text in texts):
+        numbers, names = number_classes(path, given)
+        texts = [names[number] for number in numbers]
+    for row, text in enumerate(texts, start=1):
+        if text not in place:
+            raise DataError(
+                f"{path}, row {row}: the class {text!r:.80} is not in the training table, which has: "
+                f"{first_names(classes)}"
+            )
+    return np.array([place[text] for text in texts], np.int64)
+
+
+def as_text(value: Any) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
 def number_classes(path: Path, given: list[Any]) -> tuple[np.ndarray, list[str]]:
     """Return the labels as numbers from 0 and their names, the same for a CSV and a Parquet file."""
     labels: list[Any] = []
     for row, value in enumerate(given, start=1):
         if isinstance(value, list | dict | tuple):
             raise DataError(f"{path}, row {row}: expected a label, got a {type(value).__name__}; choose another column")
-        text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+        text = as_text(value)
         if value is None or text.strip().lstrip("+-").lower() in ("", "nan"):
             raise DataError(f"{path}, row {row}: the label is missing; fill it in or remove the row")
         labels.append(text)

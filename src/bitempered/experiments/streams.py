@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import resnet34
 from bitempered.experiments.runs import Job, Progress, Row, find, identity, make
-from bitempered.schedules import anneal
 
 __all__ = ["Images", "Protocol", "Setting", "run"]
 
@@ -69,25 +68,15 @@ class Setting:
     schedule: tuple[int, int] | None = None  # epochs between which the temperatures move from (1, 1) to the loss's
 
     def __post_init__(self) -> None:
-        if self.loss.name != "bi-tempered" and (self.rescale or self.schedule):
-            raise ValueError(f"rescale and schedule are for the bi-tempered loss, got {self.loss}; leave them out")
         self.loss_at(0)  # so that a bad schedule is found before any work
 
     def loss_at(self, epoch: int) -> Loss:
         """The loss of an epoch, counted from 0."""
-        if self.schedule is None:
-            return self.loss
-        begin, finish = self.schedule
-        end = self.loss.numbers[0], self.loss.numbers[1]
-        return Loss(self.loss.name, anneal((1, 1), end, begin=begin, finish=finish)(epoch))
+        return replace(self.loss, schedule=self.schedule, rescale=self.rescale).at(epoch)
 
     def losses(self, logits: Tensor, target: Tensor, epoch: int) -> Tensor:
         """The loss of each row of logits, in an epoch."""
-        loss = self.loss_at(epoch)
-        if not self.rescale:
-            return loss(logits, target)
-        t1, t2 = loss.numbers
-        return CLASSES ** (1 - t1) * loss(CLASSES ** (t2 - 1) * logits, target)
+        return self.loss_at(epoch)(logits, target)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bitempered.diagnosis import learning_problem
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.data import Split
 from bitempered.experiments.losses import Loss
@@ -91,9 +92,9 @@ def train(
     """Train the members together and return, for each epoch, a list of each metric, by member.
 
     `training_loss` is the mean over the epoch's batches, null where it is not finite; `validation` the accuracy on the
-    member's own (noisy) validation labels; `test` on the split's test labels; `clean` and `noisy` the accuracy on
-    the first 5,000 training rows, against the split's labels and against the member's. `on_epoch(epoch, metrics)`
-    is called after each epoch, counted from 1.
+    member's own (noisy) validation labels, and `problem` what `learning_problem` says of them; `test` the accuracy on
+    the split's test labels; `clean` and `noisy` the accuracy on the first 5,000 training rows, against the split's
+    labels and against the member's. `on_epoch(epoch, metrics)` is called after each epoch, counted from 1.
     """
     fleet = Fleet(training, members, split, seed, torch.device(device))
     metrics = fleet.metrics
@@ -127,6 +128,7 @@ class Fleet:
         groups = {loss: [i for i, other in enumerate(losses) if other == loss] for loss in dict.fromkeys(losses)}
         self.groups = {loss: torch.tensor(places, device=device) for loss, places in groups.items()}
         self.inverse = torch.cat(list(self.groups.values())).argsort()
+        self.current = [loss.at(0) for loss in self.groups]
 
         parts = (split.train, split.validation, split.test)
         self.images, *self.others = (torch.from_numpy(features).to(device) for features, _ in parts)
@@ -189,7 +191,7 @@ class Fleet:
         """Return the losses `(members, n)`, with one call for all members that share a loss."""
         found = [
             loss(logits[places].flatten(0, 1), target[places].flatten()).view(len(places), -1)
-            for loss, places in self.groups.items()
+            for loss, places in zip(self.current, self.groups.values(), strict=True)
         ]
         return torch.cat(found)[self.inverse]
 
@@ -202,6 +204,9 @@ class Fleet:
         self.position.copy_(torch.arange(self.batch))
         self.generator.manual_seed(self.draw(number, 1))
         self.losses.zero_()
+        current = [loss.at(number - 1) for loss in self.groups]
+        if current != self.current:
+            self.current, self.replay = current, None  # a graph keeps the temperatures it was recorded with
         if self.device.type == "cuda" and self.replay is None:
             self.replay = self.capture()
         for _ in range(steps):
@@ -236,15 +241,19 @@ class Fleet:
 
     @torch.no_grad()
     def measure(self, steps: int) -> dict[str, Any]:
-        validation, test = self.others
+        validation, test = (self.predict(part) for part in self.others)
         shown = self.predict(self.images[:SHOWN])
         means = (self.losses / steps).tolist()
         return {
             "training_loss": [round(value, 6) if math.isfinite(value) else None for value in means],
-            "validation": fraction(self.predict(validation) == self.validation),
-            "test": fraction(self.predict(test) == self.test),
+            "validation": fraction(validation == self.validation),
+            "test": fraction(test == self.test),
             "clean": fraction(shown == self.clean[:SHOWN]),
             "noisy": fraction(shown == self.labels[:, :SHOWN]),
+            "problem": [
+                learning_problem(labels, predicted, self.split.num_classes)
+                for labels, predicted in zip(self.validation.cpu().numpy(), validation.cpu().numpy(), strict=True)
+            ],
         }
 
     def predict(self, features: Tensor) -> Tensor:
@@ -281,7 +290,8 @@ def check_metrics(metrics: Metrics, members: int) -> None:
     """Raise an exception if these are not the metrics of a run."""
     for number, row in enumerate(metrics, start=1):
         accuracies = [row[name] for name in METRICS[1:]]
-        if row["epoch"] != number or {len(values) for values in (row["training_loss"], *accuracies)} != {members}:
+        lists = (row["training_loss"], row["problem"], *accuracies)
+        if row["epoch"] != number or {len(values) for values in lists} != {members}:
             raise ValueError("metrics of another run")
         if not all(isinstance(value, float) for value in (row["seconds"], *chain(*accuracies))):
             raise ValueError("metrics that are not numbers")

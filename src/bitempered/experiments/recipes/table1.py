@@ -16,7 +16,7 @@ from rich.table import Table
 
 from bitempered.experiments.cells import Cell, Comparison, run
 from bitempered.experiments.datasets import DATASETS
-from bitempered.experiments.files import read_rows
+from bitempered.experiments.files import read_rows, value
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import Options, Plan
 from bitempered.experiments.recipes.compare import FIXED, VARYING, training_of
@@ -196,14 +196,14 @@ def render(path: Path) -> Pages:
         tried = newest(tried, VARYING, FIXED)
         at = {level: winners(recipe, [row for row in tried if row["noise"] == level]) for level in searched(recipe)}
         cells = cells_of(recipe, at)
-        rows = [row for row in rows if cell_of(row) in cells or cell_of(row) in recipe.extra_cells]
+        rows = [row for row in rows if Cell.of(row) in cells or Cell.of(row) in recipe.extra_cells]
     curves = newest(read_rows(folder / "curves.jsonl"), VARYING, FIXED)
     places = {key(row): place for place, row in enumerate(rows)}
     return pages(recipe, rows, sorted((row for row in curves if key(row) in places), key=lambda row: places[key(row)]))
 
 
 def key(row: Row) -> str:
-    return str([row[name] for name in VARYING])
+    return str([value(row, name) for name in VARYING])
 
 
 def recipe_of(row: Row) -> Table1:
@@ -245,7 +245,7 @@ def searched(recipe: Table1) -> list[float]:
 def winners(recipe: Table1, rows: list[Row]) -> list[Cell]:
     """Return the best cell of each loss on noisy validation labels."""
     return [
-        cell_of(max((row for row in rows if row["loss"] == name), key=lambda row: row["validation_chosen"]))
+        Cell.of(max((row for row in rows if row["loss"] == name), key=lambda row: row["validation_chosen"]))
         for name in recipe.searched
     ]
 
@@ -255,13 +255,9 @@ def cells_of(recipe: Table1, best: dict[float, list[Cell]]) -> tuple[Cell, ...]:
     return tuple(replace(cell, noise=level) for level, at in nearest(recipe).items() for cell in best[at])
 
 
-def cell_of(row: Row) -> Cell:
-    return Cell(Loss(row["loss"], tuple(row["numbers"])), row["noise"], row["learning_rate"])
-
-
 def extra(recipe: Table1, rows: list[Row]) -> tuple[Cell, ...]:
     """Return the extra cells that the search did not choose."""
-    chosen = {(cell.noise, cell.loss.name) for row in rows if (cell := cell_of(row)) not in recipe.extra_cells}
+    chosen = {(cell.noise, cell.loss.name) for row in rows if (cell := Cell.of(row)) not in recipe.extra_cells}
     return tuple(cell for cell in recipe.extra_cells if (cell.noise, cell.loss.name) in chosen)
 
 
@@ -270,7 +266,7 @@ def lines(recipe: Table1, rows: list[Row]) -> list[list[str]]:
     extras = extra(recipe, rows)
     groups: dict[str, list[Row]] = {name: [] for name in recipe.searched}
     for row in rows:
-        cell = cell_of(row)
+        cell = Cell.of(row)
         groups.setdefault(str(cell.loss) if cell in extras else cell.loss.name, []).append(row)
     found = []
     for name, group in groups.items():
@@ -311,9 +307,9 @@ def markdown(recipe: Table1, rows: list[Row]) -> str:
     first, training, extras = rows[0], recipe.training, extra(recipe, rows)
     length = f"{training.steps:,} steps" if training.steps else f"{training.epochs} epochs"
     chosen = "\n".join(
-        f"| {row['noise']:.0%} | {cell_of(row).loss} | {row['learning_rate']:g} |"
+        f"| {row['noise']:.0%} | {Cell.of(row).loss} | {row['learning_rate']:g} |"
         for row in rows
-        if row["seed"] == first["seed"] and cell_of(row) not in extras
+        if row["seed"] == first["seed"] and Cell.of(row) not in extras
     )
     fleets = dict.fromkeys((row["fleet"], row["seed"], row["fleet_seconds"]) for row in rows)
     times = {size: ", ".join(f"{seconds:.0f}" for n, _, seconds in fleets if n == size) for size, _, _ in fleets}
@@ -361,7 +357,7 @@ def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
     columns = (("clean", "training set, true labels"), ("noisy", "training set, noisy labels"), ("test", "test set"))
     panels = figure.subplots(2, 3, sharex=True, sharey="col")
     extras = extra(recipe, curves)
-    shown = [row for row in curves if cell_of(row) not in extras]
+    shown = [row for row in curves if Cell.of(row) not in extras]
     losses, colours = list(recipe.searched), [f"C{i}" for i in range(len(recipe.levels))]
     for axes_row, loss in zip(panels, losses, strict=True):
         for axes, (column, title) in zip(axes_row, columns, strict=True):

@@ -1,0 +1,283 @@
+"""What `bitempered compare` shows of its rows: a table, notes on how to read it, and a figure."""
+
+from math import nan
+from pathlib import Path
+from statistics import mean, stdev
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from bitempered.experiments.cells import Cell, Comparison
+from bitempered.experiments.datasets import is_table
+from bitempered.experiments.losses import Loss
+from bitempered.experiments.report import Pages, grid, made_by, png, spread, table_csv
+from bitempered.experiments.runs import Row
+
+__all__ = ["figure", "lines", "markdown", "notes", "pages", "table"]
+
+# Column of a row, name in the reports, line style in the figure.
+MOMENTS = (("test_last", "last epoch", "-"), ("test_chosen", "chosen epoch", "--"))
+COLOURS = ("tab:orange", "tab:blue", "tab:green", "tab:red", "tab:purple", "tab:brown")
+
+
+def pages(recipe: Comparison, rows: list[Row], tried: list[Row]) -> Pages:
+    """Return all files rendered from the rows and from those of the search."""
+    return {
+        "compare.csv": table_csv(rows),
+        "compare.md": markdown(recipe, rows, tried).encode(),
+        "compare.png": png(figure(recipe, rows)),
+    }
+
+
+def losses(recipe: Comparison) -> list[Loss]:
+    return list(dict.fromkeys(cell.loss for cell in recipe.cells))
+
+
+def levels(recipe: Comparison) -> list[float]:
+    return list(dict.fromkeys(cell.noise for cell in recipe.cells))
+
+
+def level_name(recipe: Comparison, level: float) -> str:
+    """Name a noise level. The labels of a table may be wrong before any noise is added."""
+    if is_table(recipe.dataset):
+        return f"+{100 * level:g}%" if level else "as given"
+    return f"{100 * level:g}%"
+
+
+def places(recipe: Comparison) -> list[tuple[float, Loss, Cell | None]]:
+    """Return the table's lines in their order; a loss that a level lacks has a line without a cell."""
+    found: list[tuple[float, Loss, Cell | None]] = []
+    for level in levels(recipe):
+        for loss in losses(recipe):
+            here = [cell for cell in recipe.cells if (cell.noise, cell.loss) == (level, loss)]
+            found += [(level, loss, cell) for cell in here] or [(level, loss, None)]
+    return found
+
+
+def rows_of(rows: list[Row], cell: Cell | None) -> list[Row]:
+    """Return the rows of one cell, seed by seed."""
+    return [row for row in rows if Cell.of(row) == cell]
+
+
+def header(recipe: Comparison) -> str:
+    clean = "clean test labels" if labels_are_clean(recipe) else "test labels as noisy as the rest"
+    level = f", {level_name(recipe, levels(recipe)[0])} label noise" if len(levels(recipe)) == 1 else ""
+    if is_table(recipe.dataset) and levels(recipe) == [0.0]:
+        level = ", labels as given"
+    deviation = " ± sample standard deviation" if len(recipe.seeds) > 1 else ""
+    name = Path(recipe.dataset).name
+    return f"{name}{level}: accuracy on {clean}, %, mean{deviation}, n = {seeds(recipe)}"
+
+
+def seeds(recipe: Comparison) -> str:
+    return f"{len(recipe.seeds)} seed{'s' if len(recipe.seeds) > 1 else ''}"
+
+
+def labels_are_clean(recipe: Comparison) -> bool:
+    return recipe.test_file is not None or not is_table(recipe.dataset)
+
+
+def head(recipe: Comparison) -> list[str]:
+    return [*(["label noise"] if len(levels(recipe)) > 1 else []), "loss", "rate", *(name for _, name, _ in MOMENTS)]
+
+
+def lines(recipe: Comparison, rows: list[Row]) -> list[list[str]]:
+    """Return the lines under `head`; a run with a problem marks its line with an exclamation mark."""
+    made = []
+    for level, loss, cell in places(recipe):
+        found = rows_of(rows, cell)
+        mark = " !" if any(row.get("problem") for row in found) else ""
+        rate = f"{cell.rate:g}" if cell else "–"
+        accuracies = [spread([row[column] for row in found], 1) for column, _, _ in MOMENTS]
+        made.append([level_name(recipe, level), f"{loss}{mark}", rate, *accuracies])
+    return made if len(levels(recipe)) > 1 else [line[1:] for line in made]
+
+
+def table(recipe: Comparison, rows: list[Row]) -> Table:
+    """Return the results as a table for the terminal."""
+    made = Table(
+        title=header(recipe), title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False,
+        pad_edge=False, padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    names = [name.replace("label ", "") for name in head(recipe)]
+    for name in names:
+        made.add_column(name, justify="left" if name in ("noise", "loss") else "right", no_wrap=name != "loss")
+    previous = None
+    for place, line in zip(places(recipe), lines(recipe, rows), strict=True):
+        if previous not in (None, place[0]):
+            made.add_section()
+        shown = ["" if place[0] == previous else line[0], *line[1:]] if names[0] == "noise" else line
+        made.add_row(*shown)
+        previous = place[0]
+    return made
+
+
+def notes(recipe: Comparison, rows: list[Row], tried: list[Row]) -> list[str]:
+    """Return what a reader must know, a line each: what went wrong, labels, epochs, rates, and the default recipe."""
+    return [
+        *problem_notes(recipe, rows),
+        *label_notes(recipe),
+        f"{recipe.training.epochs} epochs. Chosen epoch: the best on validation labels, which are as noisy as the "
+        "training labels.",
+        *rate_notes(recipe, tried),
+        *recipe_notes(recipe),
+        *unfinished_notes(recipe, rows),
+    ]
+
+
+def label_notes(recipe: Comparison) -> list[str]:
+    if not is_table(recipe.dataset):
+        kind = {"human": "The labels to train and validate on are those that people gave"}.get(
+            recipe.noise_model, f"The noise ({recipe.noise_model}) is in the labels to train and validate on"
+        )
+        return [f"{kind}; the test labels are clean."]
+    added = [level for level in levels(recipe) if level]
+    noise = "Labels are used as given; no noise is added."
+    if added:
+        noise = f"Noise ({recipe.noise_model}) is added to the labels to train and validate on."
+    if recipe.test_file is not None:
+        return [f"{noise} The test labels are those of {Path(recipe.test_file).name}, taken to be clean."]
+    return [
+        f"{noise} The test rows are a fifth of the same table, with its labels. If some of those are wrong, accuracy "
+        "is bounded: with 40% wrong, even a perfect model scores about 60%. --test FILE names a table with clean "
+        "labels."
+    ]
+
+
+def rate_notes(recipe: Comparison, tried: list[Row]) -> list[str]:
+    """Say which rates were tried, and name the losses whose best rate is the first or last of them."""
+    rates: dict[Loss, list[float]] = {
+        loss: sorted({row["learning_rate"] for row in tried if Cell.of(row).loss == loss}) for loss in losses(recipe)
+    }
+    searched = [grid for grid in rates.values() if grid]
+    if not searched:
+        return ["Rates: as given, not searched."]
+    rates_each, seeds_each = len(searched[0]), len({row["seed"] for row in tried})
+    grids = list(dict.fromkeys(", ".join(f"{rate:g}" for rate in grid) for grid in searched))
+    fixed = [cell for cell in recipe.cells if cell.rate not in rates[cell.loss]]
+    each = f"each loss{' and noise level' if len(levels(recipe)) > 1 else ''}"
+    found = [
+        f"Rates: for {each} the best of {' or '.join(grids)} on noisy validation labels, at the last and the best "
+        f"epoch together. Equal budgets: {rates_each} rates x {seeds_each} seeds of their own = "
+        f"{rates_each * seeds_each} trials for each{' without a given rate' if fixed else ''}."
+    ]
+    at_edge = [
+        f"{cell.loss}{f' at {level_name(recipe, cell.noise)}' if len(levels(recipe)) > 1 else ''}"
+        for cell in recipe.cells
+        if len(rates[cell.loss]) > 1 and cell.rate in (rates[cell.loss][0], rates[cell.loss][-1])
+    ]
+    if at_edge:
+        found.append(
+            f"The best rate is the first or last that was tried for: {'; '.join(at_edge)}. --rates tries others."
+        )
+    return found
+
+
+def recipe_notes(recipe: Comparison) -> list[str]:
+    return [
+        f"{loss}: the temperatures move from (1, 1), cross-entropy, to these between epochs {loss.schedule[0]:g} and "
+        f"{loss.schedule[1]:g}."
+        for loss in losses(recipe)
+        if loss.schedule
+    ]
+
+
+def problem_notes(recipe: Comparison, rows: list[Row]) -> list[str]:
+    """Name the runs that did not learn or gave up a class, and say what to try."""
+    found: list[str] = []
+    advice: dict[str, None] = {}
+    for level, loss, cell in places(recipe):
+        here = rows_of(rows, cell)
+        bad = [row for row in here if row.get("problem")]
+        if not bad:
+            continue
+        where = f" at {level_name(recipe, level)}" if len(levels(recipe)) > 1 else ""
+        found.append(f"! {loss}{where}, {len(bad)} of {len(here)} runs: {bad[0]['problem']} (validation rows).")
+        if "not finite" in bad[0]["problem"]:
+            advice["smaller learning rates (--rates)"] = None
+        else:
+            advice |= dict.fromkeys(("larger learning rates (--rates)", "more --epochs"))
+            if loss.name != "logistic":
+                advice["bi-tempered without numbers, which starts as cross-entropy"] = None
+    return [*found, f"! To try: {'; '.join(advice)}."] if found else []
+
+
+def unfinished_notes(recipe: Comparison, rows: list[Row]) -> list[str]:
+    total = len(places(recipe)) * len(recipe.seeds)
+    return [f"Not finished: {len(rows)} of {total} runs."] if len(rows) < total else []
+
+
+def markdown(recipe: Comparison, rows: list[Row], tried: list[Row]) -> str:
+    """Return the results as a Markdown page."""
+    training, names = recipe.training, head(recipe)
+    seconds = sum(dict.fromkeys((row["seed"], row["fleet"], row["fleet_seconds"]) for row in rows + tried), ())
+    made = (
+        f"{made_by(rows[0])}, in {sum(seconds[2::3]):.0f} s of training. "
+        f"{training.network}, {training.optimizer}, batches of {training.batch_size}."
+    )
+    align = ["---" if name == "loss" else "---:" for name in names]
+    text = "\n\n".join(notes(recipe, rows, tried))
+    return f"# {header(recipe)}\n\n{grid(names, lines(recipe, rows), align)}\n\n{text}\n\n{made}\n\n![](compare.png)\n"
+
+
+def figure(recipe: Comparison, rows: list[Row]) -> Figure:
+    """Draw accuracy against label noise, or by loss if there is one noise level."""
+    one = len(levels(recipe)) == 1
+    # The figure object itself, not pyplot: it needs no display and keeps no global state.
+    height = 1.6 + 0.5 * len(places(recipe)) if one else 4.2 + 0.2 * len(losses(recipe))
+    canvas = Figure(figsize=(7, height), dpi=150, layout="constrained")
+    axes = canvas.subplots()
+    (draw_losses if one else draw_levels)(axes, recipe, rows)
+    kind = "clean test labels" if labels_are_clean(recipe) else "test labels"
+    (axes.set_xlabel if one else axes.set_ylabel)(f"accuracy on {kind} (%)")
+    band = f", {'bars' if one else 'bands'} ±1 standard deviation" if len(recipe.seeds) > 1 else ""
+    axes.set_title(f"{Path(recipe.dataset).name}, mean over {seeds(recipe)}{band}", fontsize="medium")
+    axes.grid(alpha=0.3)
+    canvas.legend(loc="outside lower center", ncols=2, frameon=False)
+    return canvas
+
+
+def draw_levels(axes: Axes, recipe: Comparison, rows: list[Row]) -> None:
+    """Draw a line for each loss, or for each of its rates where a level has several."""
+    shares = [100 * level for level in levels(recipe)]
+    series: list[tuple[Loss, float | None]] = []
+    for loss in losses(recipe):
+        rates = list(dict.fromkeys(cell.rate for cell in recipe.cells if cell.loss == loss))
+        counts = [sum((cell.loss, cell.noise) == (loss, level) for cell in recipe.cells) for level in levels(recipe)]
+        series += [(loss, rate) for rate in (rates if max(counts) > 1 else [None])]
+    for place, (loss, rate) in enumerate(series):
+        colour, name = COLOURS[place % 6], f"{loss}" if rate is None else f"{loss}, rate {rate:g}"
+        for column, moment, style in MOMENTS:
+            found = [[100 * row[column] for row in rows if matches(row, loss, rate, level)] for level in levels(recipe)]
+            centre = [mean(cell) if cell else nan for cell in found]
+            axes.plot(shares, centre, style, marker="o", markersize=4, color=colour, label=f"{name}, {moment}")
+            if len(recipe.seeds) > 1:
+                deviation = [stdev(cell) if len(cell) > 1 else 0 for cell in found]
+                low, high = ([m + sign * d for m, d in zip(centre, deviation, strict=True)] for sign in (-1, 1))
+                axes.fill_between(shares, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_xlabel("wrong labels in training and validation (%)")
+    if is_table(recipe.dataset):
+        axes.set_xlabel("labels made wrong in training and validation, besides those that were (%)")
+    axes.set_xticks(shares)
+
+
+def matches(row: Row, loss: Loss, rate: float | None, level: float) -> bool:
+    cell = Cell.of(row)
+    return (cell.loss, cell.noise) == (loss, level) and rate in (None, cell.rate)
+
+
+def draw_losses(axes: Axes, recipe: Comparison, rows: list[Row]) -> None:
+    """Draw a pair of points for each line of the table."""
+    entries = places(recipe)
+    for offset, (column, moment, _), marker in zip((-0.1, 0.1), MOMENTS, ("o", "s"), strict=True):
+        found = [[100 * row[column] for row in rows_of(rows, cell)] for _, _, cell in entries]
+        centre = [mean(cell) if cell else nan for cell in found]
+        deviation = [stdev(cell) if len(cell) > 1 else 0 for cell in found]
+        heights = [place + offset for place in range(len(entries))]
+        axes.errorbar(centre, heights, xerr=deviation, fmt=marker, markersize=5, capsize=3, label=moment)
+    axes.set_yticks(
+        range(len(entries)), [f"{loss}, rate {cell.rate:g}" if cell else f"{loss}" for _, loss, cell in entries]
+    )
+    axes.invert_yaxis()
