@@ -247,7 +247,18 @@ def test_one_seed_has_no_spread(tiny):
     rows = [row for row in tiny[0] if row["seed"] == 0]
     assert "±" not in compare_report.markdown(recipe, rows, [])
     for shown in (recipe, levels(recipe, 0.4)):
-        assert png(compare_report.figure(shown, rows)).startswith(b"\x89PNG")
+        assert png(compare_report.figure(shown, rows, [])).startswith(b"\x89PNG")
+
+
+def test_the_figure_shows_accuracy_by_epoch(tiny):
+    rows, folder = tiny
+    curves = files.read_rows(folder / "curves.jsonl")
+    panels = compare_report.figure(TINY, rows, curves).axes
+    assert [axes.get_title() for axes in panels] == ["0% wrong labels", "40% wrong labels"]
+    of_logistic = [curve["test"] for curve in curves if (curve["noise"], curve["loss"]) == (0.4, "logistic")]
+    assert len(of_logistic) == 2
+    line = next(line for line in panels[1].lines if line.get_label() == "logistic")
+    np.testing.assert_allclose(line.get_ydata(), 100 * np.mean(of_logistic, axis=0))
 
 
 # The command line

@@ -152,7 +152,7 @@ def compare(
     with clear_errors(out):
         with progress_bar() as progress:
             comparison, rows, tried = recipe.run(request, out, progress, device=device, data_dir=data_dir)
-        report.write(out, compare_report.pages(comparison, rows, tried))
+        report.write(out, compare_report.pages(comparison, rows, tried, recipe.curves_of(out, rows)))
 
     if as_json:
         print(json.dumps(rows, indent=1))

@@ -1,10 +1,9 @@
 """What `bitempered compare` shows of its rows: a table, notes on how to read it, and a figure."""
 
-from math import nan
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
-from matplotlib.axes import Axes
+import numpy as np
 from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -17,17 +16,17 @@ from bitempered.experiments.runs import Row
 
 __all__ = ["figure", "lines", "markdown", "notes", "pages", "table"]
 
-# Column of a row, name in the reports, line style in the figure.
-MOMENTS = (("test_last", "last epoch", "-"), ("test_chosen", "chosen epoch", "--"))
+# Column of a row, and its name in the reports.
+MOMENTS = (("test_last", "last epoch"), ("test_chosen", "chosen epoch"))
 COLOURS = ("tab:orange", "tab:blue", "tab:green", "tab:red", "tab:purple", "tab:brown")
 
 
-def pages(recipe: Comparison, rows: list[Row], tried: list[Row]) -> Pages:
-    """Return all files rendered from the rows and from those of the search."""
+def pages(recipe: Comparison, rows: list[Row], tried: list[Row], curves: list[Row]) -> Pages:
+    """Return all files rendered from the rows, from those of the search, and from the metrics by epoch."""
     return {
         "compare.csv": table_csv(rows),
         "compare.md": markdown(recipe, rows, tried).encode(),
-        "compare.png": png(figure(recipe, rows)),
+        "compare.png": png(figure(recipe, rows, curves)),
     }
 
 
@@ -80,7 +79,7 @@ def labels_are_clean(recipe: Comparison) -> bool:
 
 
 def head(recipe: Comparison) -> list[str]:
-    return [*(["label noise"] if len(levels(recipe)) > 1 else []), "loss", "rate", *(name for _, name, _ in MOMENTS)]
+    return [*(["label noise"] if len(levels(recipe)) > 1 else []), "loss", "rate", *(name for _, name in MOMENTS)]
 
 
 def lines(recipe: Comparison, rows: list[Row]) -> list[list[str]]:
@@ -90,7 +89,7 @@ def lines(recipe: Comparison, rows: list[Row]) -> list[list[str]]:
         found = rows_of(rows, cell)
         mark = " !" if any(row.get("problem") for row in found) else ""
         rate = f"{cell.rate:g}" if cell else "–"
-        accuracies = [spread([row[column] for row in found], 1) for column, _, _ in MOMENTS]
+        accuracies = [spread([row[column] for row in found], 1) for column, _ in MOMENTS]
         made.append([level_name(recipe, level), f"{loss}{mark}", rate, *accuracies])
     return made if len(levels(recipe)) > 1 else [line[1:] for line in made]
 
@@ -222,62 +221,39 @@ def markdown(recipe: Comparison, rows: list[Row], tried: list[Row]) -> str:
     return f"# {header(recipe)}\n\n{grid(names, lines(recipe, rows), align)}\n\n{text}\n\n{made}\n\n![](compare.png)\n"
 
 
-def figure(recipe: Comparison, rows: list[Row]) -> Figure:
-    """Draw accuracy against label noise, or by loss if there is one noise level."""
-    one = len(levels(recipe)) == 1
+def figure(recipe: Comparison, rows: list[Row], curves: list[Row]) -> Figure:
+    """Draw accuracy by epoch at the lowest and at the highest noise level, and a cross at each chosen epoch."""
+    shown = list(dict.fromkeys([min(levels(recipe)), max(levels(recipe))]))
+    series = list(dict.fromkeys((cell.loss, cell.rate) for cell in recipe.cells))
+    several = [loss for loss in losses(recipe) if sum(loss == other for other, _ in series) > 1]
     # The figure object itself, not pyplot: it needs no display and keeps no global state.
-    height = 1.6 + 0.5 * len(places(recipe)) if one else 4.2 + 0.2 * len(losses(recipe))
-    canvas = Figure(figsize=(7, height), dpi=150, layout="constrained")
-    axes = canvas.subplots()
-    (draw_losses if one else draw_levels)(axes, recipe, rows)
+    width, height = 4.5 * len(shown) + 0.5, 3.6 + 0.22 * -(-len(series) // len(shown))
+    canvas = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    panels = canvas.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    for axes, level in zip(panels, shown, strict=True):
+        for place, (loss, rate) in enumerate(series):
+            cell, colour = Cell(loss, level, rate), COLOURS[place % len(COLOURS)]
+            accuracy = np.array([curve["test"] for curve in rows_of(curves, cell)]) * 100
+            name = f"{loss}, rate {rate:g}" if loss in several else f"{loss}"
+            epochs = range(1, 1 + (accuracy.shape[1] if accuracy.size else 0))
+            centre = accuracy.mean(0) if accuracy.size else []
+            axes.plot(epochs, centre, color=colour, label=name)
+            if len(accuracy) > 1:
+                deviation = accuracy.std(0, ddof=1)
+                axes.fill_between(epochs, centre - deviation, centre + deviation, color=colour, alpha=0.15, linewidth=0)
+            chosen = rows_of(rows, cell)
+            if chosen:
+                when, value = (mean(row[column] for row in chosen) for column in ("chosen_epoch", "test_chosen"))
+                axes.plot([when], [100 * value], "x", color=colour, markeredgewidth=2)
+        axes.plot([], [], "x", color="grey", markeredgewidth=2, label="chosen epoch, mean")
+        axes.set_title(
+            f"labels {level_name(recipe, level)}" if is_table(recipe.dataset) else f"{level:.0%} wrong labels"
+        )
+        axes.set_xlabel("epoch")
+        axes.grid(alpha=0.3)
     kind = "clean test labels" if labels_are_clean(recipe) else "test labels"
-    (axes.set_xlabel if one else axes.set_ylabel)(f"accuracy on {kind} (%)")
-    band = f", {'bars' if one else 'bands'} ±1 standard deviation" if len(recipe.seeds) > 1 else ""
-    axes.set_title(f"{Path(recipe.dataset).name}, mean over {seeds(recipe)}{band}", fontsize="medium")
-    axes.grid(alpha=0.3)
-    canvas.legend(loc="outside lower center", ncols=2, frameon=False)
+    panels[0].set_ylabel(f"accuracy on {kind} (%)")
+    band = ", bands ±1 standard deviation" if len(recipe.seeds) > 1 else ""
+    canvas.suptitle(f"{Path(recipe.dataset).name}, mean over {seeds(recipe)}{band}", fontsize="medium")
+    canvas.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(shown), frameon=False)
     return canvas
-
-
-def draw_levels(axes: Axes, recipe: Comparison, rows: list[Row]) -> None:
-    """Draw a line for each loss, or for each of its rates where a level has several."""
-    shares = [100 * level for level in levels(recipe)]
-    series: list[tuple[Loss, float | None]] = []
-    for loss in losses(recipe):
-        rates = list(dict.fromkeys(cell.rate for cell in recipe.cells if cell.loss == loss))
-        counts = [sum((cell.loss, cell.noise) == (loss, level) for cell in recipe.cells) for level in levels(recipe)]
-        series += [(loss, rate) for rate in (rates if max(counts) > 1 else [None])]
-    for place, (loss, rate) in enumerate(series):
-        colour, name = COLOURS[place % 6], f"{loss}" if rate is None else f"{loss}, rate {rate:g}"
-        for column, moment, style in MOMENTS:
-            found = [[100 * row[column] for row in rows if matches(row, loss, rate, level)] for level in levels(recipe)]
-            centre = [mean(cell) if cell else nan for cell in found]
-            axes.plot(shares, centre, style, marker="o", markersize=4, color=colour, label=f"{name}, {moment}")
-            if len(recipe.seeds) > 1:
-                deviation = [stdev(cell) if len(cell) > 1 else 0 for cell in found]
-                low, high = ([m + sign * d for m, d in zip(centre, deviation, strict=True)] for sign in (-1, 1))
-                axes.fill_between(shares, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_xlabel("wrong labels in training and validation (%)")
-    if is_table(recipe.dataset):
-        axes.set_xlabel("labels made wrong in training and validation, besides those that were (%)")
-    axes.set_xticks(shares)
-
-
-def matches(row: Row, loss: Loss, rate: float | None, level: float) -> bool:
-    cell = Cell.of(row)
-    return (cell.loss, cell.noise) == (loss, level) and rate in (None, cell.rate)
-
-
-def draw_losses(axes: Axes, recipe: Comparison, rows: list[Row]) -> None:
-    """Draw a pair of points for each line of the table."""
-    entries = places(recipe)
-    for offset, (column, moment, _), marker in zip((-0.1, 0.1), MOMENTS, ("o", "s"), strict=True):
-        found = [[100 * row[column] for row in rows_of(rows, cell)] for _, _, cell in entries]
-        centre = [mean(cell) if cell else nan for cell in found]
-        deviation = [stdev(cell) if len(cell) > 1 else 0 for cell in found]
-        heights = [place + offset for place in range(len(entries))]
-        axes.errorbar(centre, heights, xerr=deviation, fmt=marker, markersize=5, capsize=3, label=moment)
-    axes.set_yticks(
-        range(len(entries)), [f"{loss}, rate {cell.rate:g}" if cell else f"{loss}" for _, loss, cell in entries]
-    )
-    axes.invert_yaxis()

@@ -189,7 +189,17 @@ def render(path: Path) -> Pages:
     tried = read_rows(path.parent / "search" / "search.jsonl")
     shared = [name for name in FIXED if name in rows[0]]
     tried = newest([row for row in tried if all(row.get(name) == rows[0][name] for name in shared)], VARYING, FIXED)
-    return pages(recipe_of(rows), rows, tried)
+    return pages(recipe_of(rows), rows, tried, curves_of(path.parent, rows))
+
+
+def curves_of(folder: Path, rows: list[Row]) -> list[Row]:
+    """Return the metrics by epoch of these rows; curves.jsonl may also hold those of others."""
+
+    def key(row: Row) -> str:
+        return str([row.get(name) for name in (*VARYING, *FIXED, "data")])
+
+    kept = {key(curve): curve for curve in read_rows(folder / "curves.jsonl")}
+    return [kept[key(row)] for row in rows if key(row) in kept]
 
 
 def recipe_of(rows: list[Row]) -> Comparison:
