@@ -61,7 +61,8 @@ class TemperedClassifier(ClassifierMixin, BaseEstimator):
         problem = learning_problem(labels[common], best[common], classes, names=self.classes_)
         if problem is not None:
             warnings.warn(
-                f"the fit at temperatures ({self.t1_:g}, {self.t2_:g}) has not learnt all classes: {problem}. Try {advice}",
+                f"the fit at temperatures ({self.t1_:g}, {self.t2_:g}) has not learnt all classes: {problem}."
+                f" Try {advice}",
                 ConvergenceWarning,
                 stacklevel=3,
             )
