@@ -3,6 +3,37 @@
 >>> schedule = anneal((1, 1), (0.5, 1.5), begin=10, finish=20)
 >>> [schedule(epoch) for epoch in (0, 15, 30)]
 [(1.0, 1.0), (0.75, 1.25), (0.5, 1.5)]
+
+A loss has its temperatures as attributes. PyTorch:
+
+    for step, (x, y) in enumerate(batches):
+        criterion.t1, criterion.t2 = schedule(step)
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+
+Lightning, for a module with a loss `criterion`:
+
+    class Anneal(lightning.Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            module.criterion.t1, module.criterion.t2 = schedule(trainer.global_step)
+
+Hugging Face, for a Trainer whose `compute_loss_func` calls `criterion`:
+
+    class Anneal(transformers.TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            criterion.t1, criterion.t2 = schedule(state.global_step)
+
+Keras, for a model compiled with `metrics=[loss.temperatures]`:
+
+    class Anneal(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            loss.t1, loss.t2 = schedule(epoch)
+
+JAX, where `update` is a function under `jax.jit` with t1 and t2 among its arguments, and compiles once:
+
+    for step, (x, y) in enumerate(batches):
+        params = update(params, x, y, *schedule(step))
 """
 
 import math
