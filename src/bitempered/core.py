@@ -103,6 +103,13 @@ def phi_slope(v: Array, s: Temperature, *, xp: Any) -> Array:
     return xp.where(infinite, limit, bend(xp.where(infinite, 0.0, v), -s, s, xp=xp))
 
 
+def _phi_or_limit(v: Array, s: Temperature, xp: Any) -> Array:
+    """`phi`, whose derivative in s is `phi_slope` at v = inf too."""
+    infinite = v == math.inf
+    limit = xp.where(infinite & (s < 0), xp.ones_like(v) / -_negative(s, xp), math.inf)
+    return xp.where(infinite, limit, phi(xp.where(infinite, 0.0, v), s, xp=xp))
+
+
 def _negative(s: Temperature, xp: Any) -> Temperature:
     """s where it is negative, else -1, to be divided by."""
     return (s if s < 0 else -1.0) if isinstance(s, (float, int)) else xp.where(s < 0, s, -1.0)
@@ -474,10 +481,10 @@ def _slope(y: Array, log_p: Array, t1: Temperature, log_y: Array | None, axis: i
     """The derivative of `loss` in t1: of each of its two forms where that is a sum of terms that are not negative."""
     positive = y > 0 if log_y is None else log_y > -math.inf
     log_y = xp.log(xp.where(positive, y, 1.0)) if log_y is None else xp.where(positive, log_y, 0.0)
-    d = log_y - log_p
+    d = xp.where(positive, log_y - log_p, 0.0)  # finite elsewhere, for derivatives
     above, below = xp.where(d < 0, 0.0, d), xp.where(d < 0, d, 0.0)
     log_p_below = xp.where(d < 0, log_p, 0.0)
-    up = phi(above, t1 - 1, xp=xp) - phi(above, t1 - 2, xp=xp)
+    up = _phi_or_limit(above, t1 - 1, xp) - _phi_or_limit(above, t1 - 2, xp)
     up = phi_slope(above, t1 - 1, xp=xp) - phi_slope(above, t1 - 2, xp=xp) - xp.where(log_y < 0, log_y * up, 0.0)
     smaller = (3 - t1 - abs(1 - t1)) / 2  # as in `loss`
     down = bend(below, t1 - 2, 2 - t1, xp=xp) - bend(below, t1 - 1, 2 - t1, xp=xp)
