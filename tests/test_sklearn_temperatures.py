@@ -86,6 +86,16 @@ def test_network_without_temperatures_has_the_default_schedule():
     assert (bare.t1_, bare.t2_) == default(4, 20)(19)
 
 
+def test_network_compares_only_losses_of_the_same_temperatures():
+    """At (0, 1) losses are smaller than at (1, 1): after the jump they are worse than the best, and yet improving."""
+    X, y = make_moons(200, noise=0.1, random_state=0)
+    jump = anneal((0, 1), (1, 1), begin=20, finish=20)
+    model = clone(SMALL).set_params(schedule=jump, learning_rate_init=0.002, max_iter=40, tol=0.0)
+    with pytest.warns(ConvergenceWarning, match="stopped at max_iter = 40 epochs"):
+        model.fit(X, y)
+    assert min(model.loss_curve_[20:]) > min(model.loss_curve_[:20])
+
+
 def test_network_of_early_stopping_keeps_the_temperatures_of_its_weights():
     X, y = make_moons(300, noise=0.3, random_state=0)
     pairs = [(1 - epoch / 100, 1 + epoch / 100) for epoch in range(30)]
