@@ -3,6 +3,7 @@
 import json
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import keras
@@ -33,6 +34,7 @@ def everything(inputs):
         "compiled": compiled(logits.astype(np.float32), index, soft),
         "manners": manners(logits, index),
         "half": half_precision(logits, index),
+        "schedule": schedule(logits, index),
         "refusal": refusal(logits, soft),
         "example": keras_digits.train(bt.BiTemperedLogisticLoss(t1=0.2, t2=1.2), epochs=3),
     }
@@ -45,9 +47,15 @@ def numbers(logits, index, soft, t1, t2, direction):
     smooth = bt.BiTemperedLogisticLoss(t1, t2, label_smoothing=0.125, **options)
     binary = bt.BiTemperedBinaryLogisticLoss(t1, t2, label_smoothing=0.125, **options)
     single = bt.BiTemperedLogisticLoss(t1, t2, reduction=None)
+    rescaled = bt.BiTemperedLogisticLoss(t1, t2, rescale=True, **options)
+    variable = bt.BiTemperedLogisticLoss(0.3, 1.9, **options)
+    assert float(variable.temperatures.t2.value) == 1.9  # from here on the temperatures are variables
+    variable.t1, variable.t2 = t1, t2
     masked = np.where(np.arange(6) == 2, -np.inf, logits)  # a class that is nobody's target
     return {
         "index": derivatives(lambda a: plain(index, a), logits, direction),
+        "variable": derivatives(lambda a: variable(index, a), logits, direction),
+        "rescaled": derivatives(lambda a: rescaled(index, a), logits),
         "soft": derivatives(lambda a: plain(soft, a), logits),
         "masked": derivatives(lambda a: plain(index, a), masked),
         "smooth": derivatives(lambda a: smooth(index, a), logits),
@@ -153,6 +161,41 @@ def half_precision(logits, index):
     finally:
         keras.config.set_dtype_policy("float32")
     return results
+
+
+def schedule(logits, index):
+    """What Keras logs of epochs at given temperatures, without and with the metric; the warnings without; the steps."""
+    pairs, results = [(1.0, 1.0), (0.8, 1.5), (0.5, 4.0)], []
+    for with_metric in (True, False):
+        loss = bt.BiTemperedLogisticLoss(1.0, 1.0, rescale=True)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Activation("linear"), Counted()])
+        # Without XLA where that is another way of compiling: it takes seconds.
+        metrics = [loss.temperatures] if with_metric else []
+        model.compile(keras.optimizers.SGD(0.0), loss, metrics=metrics, jit_compile=BACKEND == "jax")
+
+        class Set(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None, loss=loss):
+                loss.t1, loss.t2 = pairs[epoch]
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            history = model.fit(logits, index, epochs=3, verbose=0, callbacks=[Set()]).history
+        warned = [str(w.message) for w in caught if "keeps the old" in str(w.message)]
+        results.append([history, warned, loss.get_config(), model.layers[-1].traces])
+    return results
+
+
+class Counted(keras.layers.Layer):
+    """The identity, with a weight for the optimiser; it counts how often it is traced."""
+
+    traces = 0
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, x):
+        self.traces += 1
+        return self.scale * x
 
 
 def refusal(logits, soft):

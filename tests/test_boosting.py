@@ -11,6 +11,7 @@ import numpy as np
 import oracle
 import pytest
 from cases import INDEX, LOGITS, PAIRS, error, exact_losses
+from rescale_cases import RESCALED, rescaled_losses
 from sklearn.base import clone
 from sklearn.datasets import load_iris
 
@@ -360,3 +361,52 @@ def test_no_labels_and_no_weight():
     for metric in (xgboost_metric(0.8, 1.2, 3), lightgbm_metric(0.8, 1.2, 3)):
         with pytest.raises(ValueError, match="weights of all 2 examples are 0"):
             metric([0, 1], np.zeros((2, 3)), [0.0, 0.0])
+
+
+@pytest.mark.parametrize(("t1", "t2"), RESCALED)
+def test_rescaled_gradient_h_and_metric_equal_the_oracle(t1, t2):
+    logits = np.array([[0.3, -0.4, 0.1], [0.05, 0.0, -0.02]])
+    labels, eye = np.array([2, 0]), np.eye(3)
+    losses, gradients = rescaled_losses(logits, eye[labels], t1, t2)
+    inner, outer = mp.mpf(3) ** (mp.mpf(t2) - 1), mp.mpf(3) ** (1 - mp.mpf(t1))
+    curvature = [inner**2 * outer * h for a in logits.tolist() for h in mean_curvature([inner * x for x in a], t1, t2)]
+    for objective, factor in ((xgboost_objective, 2), (lightgbm_objective, 3 / 2)):
+        gradient, h = objective(t1, t2, 3, rescale=True)(labels, logits)
+        assert error(gradient, gradients) <= 1e-12
+        assert error(h / factor, curvature) <= 1e-11  # the product of three powers
+    mean = sum(losses) / 2
+    assert error([xgboost_metric(t1, t2, 3, rescale=True)(labels, logits)], [mean]) <= 1e-12
+    assert error([lightgbm_metric(t1, t2, 3, rescale=True)(labels, logits)[1]], [mean]) <= 1e-12
+    pairs = np.stack((np.zeros(2), logits[:, 0]), axis=1)
+    losses, gradients = rescaled_losses(pairs, np.eye(2)[[0, 1]], t1, t2)
+    for objective in FACTOR:
+        assert error(objective(t1, t2, 2, rescale=True)([0, 1], logits[:, 0])[0], gradients[1::2]) <= 1e-12
+    assert error([xgboost_metric(t1, t2, 2, rescale=True)([0, 1], logits[:, 0])], [sum(losses) / 2]) <= 1e-12
+
+
+@pytest.mark.parametrize(("t1", "t2"), RESCALED)
+def test_rescaled_first_round_is_that_of_the_logistic_loss(t1, t2):
+    for objective in FACTOR:
+        for classes, scores in ((2, np.zeros(2)), (10, np.zeros((2, 10)))):
+            want = objective(1.0, 1.0, classes)([0, 1], scores)
+            for got, same in zip(objective(t1, t2, classes, rescale=True)([0, 1], scores), want, strict=True):
+                np.testing.assert_allclose(got, same, rtol=1e-11)
+
+
+def test_rescaled_h_is_positive_and_finite_in_float32():
+    """No leaf overflows: a gradient over its h, both as XGBoost stores them."""
+    a = np.array([0.0, 0.1, 1.0, 10.0, 100.0, 1e4])[:, None] * np.random.default_rng(0).normal(size=(6, 6))
+    for t1, t2 in [*RESCALED, (0.0, 10.0), (1.0, 38.0)]:
+        for objective in FACTOR:
+            gradient, h = objective(t1, t2, 6, rescale=True)(np.arange(6), a)
+            assert (h > 0).all()
+            assert np.isfinite(gradient / np.float32(h)).all()
+
+
+def test_rescaled_options_are_checked_when_made():
+    for make in (xgboost_objective, lightgbm_objective, xgboost_metric, lightgbm_metric):
+        assert pickle.loads(pickle.dumps(make(0.8, 1.2, 3, rescale=True))) == make(0.8, 1.2, 3, rescale=True)
+        with pytest.raises(TypeError, match="rescale must be True or False, got 'yes'"):
+            make(0.8, 1.2, 3, rescale="yes")
+        with pytest.raises(ValueError, match="more than 1e30 for 10 classes and t2 = 40"):
+            make(0.8, 40.0, 10, rescale=True)

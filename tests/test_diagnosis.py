@@ -4,7 +4,7 @@ import pytest
 from bitempered.diagnosis import learning_problem
 
 EVEN = np.repeat(np.arange(4), 25)
-MANY = np.repeat(np.arange(20), 10)
+TWENTY = np.repeat(np.arange(20), 10)
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,21 @@ MANY = np.repeat(np.arange(20), 10)
         (np.zeros(9, int), np.zeros(9, int), None),  # one class alone: nothing to learn
         (np.array([], int), np.array([], int), None),
         (np.r_[EVEN, np.full(9, 4)], np.r_[EVEN, np.zeros(9, int)], None),  # too few labels to say
-        (MANY, MANY % 10, "classes 10, 11, 12, 13, 14 and 5 more are never predicted"),
+        (TWENTY, TWENTY % 10, "classes 10, 11, 12, 13, 14 and 5 more are never predicted"),
     ],
 )
 def test_what_is_wrong_is_said(labels, predicted, message):
     assert learning_problem(labels, predicted, 20) == message
+
+
+@pytest.mark.parametrize(
+    ("predicted", "message"),
+    [
+        (np.full(100, 1), "every row is predicted as class dog"),
+        ((EVEN + 1) % 4, "0.0% of the labels are predicted, no more than by always answering class cat"),
+        (np.where(EVEN >= 2, 0, EVEN), "classes owl, 7 are never predicted"),
+    ],
+)
+def test_classes_have_their_names(predicted, message):
+    names = np.array(["cat", "dog", "owl", 7], dtype=object)
+    assert learning_problem(EVEN, predicted, 4, names=names) == message

@@ -21,6 +21,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 keras = pytest.importorskip("keras", minversion="3.5")
 import keras_checks
 from cases import INDEX, LOGITS, SOFT, error, exact_losses
+from rescale_cases import rescaled_losses
 
 import bitempered.keras as bt
 import bitempered.numpy as bt_numpy
@@ -61,10 +62,14 @@ def run(arguments, input=None, **variables):
 @functools.cache
 def expected(kind, t1, t2):
     """What `keras_checks.numbers` gives for one kind of target: from the oracle, or from what has it as its own."""
+    if kind == "variable":
+        return expected("index", t1, t2)
     if kind in ("index", "soft"):
         target = SOFT if kind == "soft" else np.eye(6)[INDEX]
         second = along_direction(target, t1, t2) if kind == "index" and (t1, t2) in CURVED else None
         return *exact_losses(LOGITS, target, t1, t2), second
+    if kind == "rescaled":
+        return *rescaled_losses(LOGITS, np.eye(6)[INDEX], t1, t2), None
     if kind == "binary":
         logits, target = np.stack([0 * LOGITS[:, 0], LOGITS[:, 0]], 1), np.stack([1 - SOFT[:, 0], SOFT[:, 0]], 1)
         losses, gradient = bt_numpy.loss_and_grad(logits, target, t1, t2, label_smoothing=0.125)
@@ -131,6 +136,22 @@ def test_backend(backend):
     first, *_, last = results["half"]["mixed"]
     assert last < first
 
+    changing, constant = results["schedule"]
+    history, warned, config, traces = changing
+    assert not warned
+    assert (config["t1"], config["t2"], config["rescale"]) == (0.5, 4.0, True)
+    assert error(history["t1"] + history["t2"], [1, 0.8, 0.5, 1, 1.5, 4]) <= 1e-7
+    wanted = [rescaled_losses(LOGITS, np.eye(6)[INDEX], *pair)[0] for pair in [(1.0, 1.0), (0.8, 1.5), (0.5, 4.0)]]
+    assert error(history["loss"], [sum(losses) / 4 for losses in wanted]) <= 3e-6
+    history, warned, _, traces_without = constant
+    if backend == "torch":  # not compiled: what is set takes effect
+        assert error(history["loss"], [sum(losses) / 4 for losses in wanted]) <= 3e-6
+        assert not warned
+    else:
+        assert traces == traces_without  # a change compiles nothing anew
+        assert len(warned) == 4
+        assert "give model.compile the metric `loss.temperatures`" in warned[0]
+
     assert "is not differentiated in y_true: pass keras.ops.stop_gradient" in results["refusal"]
 
     losses, accuracy = results["example"]
@@ -184,7 +205,7 @@ def test_cross_entropy_at_temperatures_of_1():
 
 @pytest.mark.parametrize("loss", [bt.BiTemperedLogisticLoss, bt.BiTemperedBinaryLogisticLoss])
 def test_config_round_trip(loss):
-    options = {"label_smoothing": 0.1, "reduction": None, "name": "robust", "dtype": "float64"}
+    options = {"label_smoothing": 0.1, "reduction": None, "name": "robust", "dtype": "float64", "rescale": True}
     options |= {"axis": 1} if loss is bt.BiTemperedLogisticLoss else {}
     first = loss(0.5, 2, **options)
     again = keras.losses.deserialize(keras.losses.serialize(first))
@@ -219,6 +240,33 @@ def test_padding_at_masked_positions_does_not_matter():
             loss(bad, a)
 
 
+def test_temperatures_can_be_set_one_after_the_other_and_are_checked_when_used():
+    for use_variables in (False, True):
+        loss = bt.BiTemperedLogisticLoss(0.5, 0.8)
+        if use_variables:
+            loss.temperatures  # noqa: B018
+        loss.t1, loss.t2 = 1.1, 1.4  # t1 passes the old t2 on its way
+        want = bt_numpy.bi_tempered_logistic_loss(LOGITS, INDEX, 1.1, 1.4).mean()
+        assert float(loss(INDEX, LOGITS)) == pytest.approx(want, rel=1e-5)
+        loss.t1 = 1.5
+        with pytest.raises(ValueError, match=r"t1 must not exceed t2, got t1 = 1\.5 and t2 = 1\.4"):
+            loss(INDEX, LOGITS)
+        with pytest.raises(ValueError, match="t2 must be a finite number >= 0, got nan"):
+            loss.t2 = math.nan
+    large = bt.BiTemperedLogisticLoss(0.5, 50.0, rescale=True)
+    with pytest.raises(ValueError, match="more than 1e30 for 6 classes and t2 = 50"):
+        large(INDEX, LOGITS)
+
+
+def test_the_metric_of_temperatures_round_trips():
+    loss = bt.BiTemperedLogisticLoss(0.5, 2.0, name="robust", dtype="float64")
+    loss.t2 = 1.25
+    again = keras.metrics.deserialize(keras.metrics.serialize(loss.temperatures))
+    again.update_state(INDEX, LOGITS)
+    again.reset_state()
+    assert {name: float(value) for name, value in again.result().items()} == {"t1": 0.5, "t2": 1.25}
+
+
 def test_class_indices_survive_half_precision():
     logits = np.random.default_rng(0).normal(size=(2, 300))  # bfloat16 knows no 257
     want = bt.BiTemperedLogisticLoss(0.8, 1.2)([257, 299], logits)
@@ -233,6 +281,7 @@ OPTIONS = {
     "not a bool": ({"from_logits": 1}, ValueError, "from_logits must be True, got 1: .* leave out the activation"),
     "smoothing": ({"label_smoothing": 1.5}, ValueError, "label_smoothing must be between 0 and 1, got 1.5"),
     "reduction": ({"reduction": "average"}, ValueError, "reduction=average"),
+    "rescale": ({"rescale": 1}, TypeError, "rescale must be True or False, got 1"),
 }
 
 

@@ -8,6 +8,7 @@ import oracle
 import pytest
 import torch
 from cases import INDEX, LOGITS, PAIRS, SOFT, TEMPERATURES, TOLERANCE, WEIGHT, error, exact_losses
+from rescale_cases import RESCALED, rescaled_losses
 
 import bitempered.numpy as bt
 import bitempered.torch as bt_torch
@@ -181,3 +182,56 @@ def test_binary_targets_may_be_integers_or_booleans():
     want = bt.bi_tempered_binary_logistic_loss(logits, target.astype(float), 0.8, 1.2)
     np.testing.assert_array_equal(bt.bi_tempered_binary_logistic_loss(logits, target, 0.8, 1.2), want)
     np.testing.assert_array_equal(bt.bi_tempered_binary_logistic_loss(logits, target.astype(int), 0.8, 1.2), want)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("t1", "t2"), RESCALED)
+def test_rescaled_loss_and_gradient_equal_the_oracle(dtype, t1, t2):
+    logits, weight = LOGITS.astype(dtype), WEIGHT.astype(dtype)
+    # y_hat^(t2-t1) magnifies the rounding of log y_hat, which without `rescale` hides in a gradient next to 0.
+    tolerance = TOLERANCE[dtype] * max(1, 2 * (t2 - t1))
+    smooth = 0.875 * np.eye(6)[INDEX] + 0.125 / 6
+    for y, options in ((np.eye(6)[INDEX], {}), (smooth, {"label_smoothing": 0.125, "weight": weight})):
+        losses, gradient = bt.loss_and_grad(logits, INDEX, t1, t2, rescale=True, **options)
+        values, gradients = rescaled_losses(logits, y, t1, t2, WEIGHT.tolist() if options else None)
+        assert losses.dtype == gradient.dtype == dtype
+        assert error(losses, values) <= TOLERANCE[dtype]
+        assert error(gradient, gradients) <= tolerance
+        np.testing.assert_array_equal(
+            bt.bi_tempered_logistic_loss(logits, INDEX, t1, t2, rescale=True, **options), losses
+        )
+    a, y = logits[:, 1], SOFT[:, 1].astype(dtype)
+    pairs = np.stack((0 * a, a), 1), np.stack((1 - y, y), 1)
+    exact, _ = rescaled_losses(*pairs, t1, t2)
+    got = bt.bi_tempered_binary_logistic_loss(a, y, t1, t2, rescale=True)
+    assert got.dtype == dtype
+    assert error(got, exact) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("classes", [2, 10, 1000])
+@pytest.mark.parametrize(("t1", "t2"), RESCALED)
+def test_rescaled_learning_starts_as_with_cross_entropy(classes, t1, t2):
+    _, gradient = bt.loss_and_grad(np.zeros((1, classes)), [1], t1, t2, rescale=True)
+    np.testing.assert_allclose(gradient[0], 1 / classes - np.eye(classes)[1], rtol=1e-12)
+
+
+def test_half_precision_is_rescaled_in_float32():
+    logits = np.float16([[300.0, 0.0, -300.0, 10.0]])  # times 4^3 they overflow float16
+    got, gradient = bt.loss_and_grad(logits, [3], 0.5, 4.0, rescale=True)
+    want, by_float = bt.loss_and_grad(logits.astype(np.float32), [3], 0.5, 4.0, rescale=True)
+    np.testing.assert_array_equal(got, want.astype(np.float16))
+    np.testing.assert_array_equal(gradient, by_float.astype(np.float16))
+
+
+def test_a_masked_class_counts_and_too_large_a_factor_is_refused():
+    masked = np.array([1.0, -np.inf, 0.0])
+    got = bt.bi_tempered_logistic_loss(masked, 0, 0.5, 2.0, rescale=True)
+    want = math.sqrt(3) * bt.bi_tempered_logistic_loss(3 * masked[::2], 0, 0.5, 2.0)
+    np.testing.assert_allclose(got, want, rtol=1e-14)
+    for f in (bt.bi_tempered_logistic_loss, bt.loss_and_grad):
+        with pytest.raises(ValueError, match="more than 1e30 for 6 classes and t2 = 50: choose a smaller t2"):
+            f(LOGITS, INDEX, 0.5, 50.0, rescale=True)
+        with pytest.raises(TypeError, match="rescale must be True or False, got 1"):
+            f(LOGITS, INDEX, 0.5, 50.0, rescale=1)
+    with pytest.raises(ValueError, match="more than 1e30 for 2 classes and t2 = 102"):
+        bt.bi_tempered_binary_logistic_loss(LOGITS, SOFT, 0.5, 102.0, rescale=True)

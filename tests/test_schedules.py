@@ -1,6 +1,7 @@
 """Schedules of temperatures: where they begin, where they end, and what lies between."""
 
 import math
+import pickle
 
 import pytest
 
@@ -56,3 +57,10 @@ def test_bad_schedules_are_refused_when_made(changes, message):
     values = {"start": (1, 1), "end": (0.5, 2), "begin": 0, "finish": 1} | changes
     with pytest.raises(ValueError, match=message):
         anneal(values.pop("start"), values.pop("end"), **values)
+
+
+def test_a_schedule_can_be_pickled():
+    schedule = anneal((1, 1), (0.2, 1.5), begin=10, finish=50, shape="cosine")
+    again = pickle.loads(pickle.dumps(schedule))
+    assert again == schedule
+    assert [again(step) for step in range(60)] == [schedule(step) for step in range(60)]

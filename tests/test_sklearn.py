@@ -11,7 +11,8 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from cases import PAIRS, error
+from cases import PAIRS, error, exact_losses
+from rescale_cases import rescaled_losses
 from scipy import sparse
 from scipy.special import log_softmax, softmax
 from sklearn.base import clone
@@ -27,7 +28,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import bitempered.numpy as bt
 import bitempered.torch as bt_torch
-from bitempered.sklearn import BiTemperedLogisticRegression, BiTemperedMLPClassifier, _Objective
+from bitempered.sklearn import BiTemperedLogisticRegression, BiTemperedMLPClassifier
+from bitempered.sklearn.linear import _Objective
 
 RNG = np.random.default_rng(0)
 SMALL = BiTemperedMLPClassifier(hidden_layer_sizes=16, learning_rate_init=0.05, max_iter=20, random_state=0)
@@ -39,7 +41,9 @@ EXPECTED = {
 
 
 # The network is given fewer epochs than it needs, the linear model all that it does.
-EPOCHS_RUN_OUT = pytest.mark.filterwarnings("ignore:training stopped at max_iter:sklearn.exceptions.ConvergenceWarning")
+EPOCHS_RUN_OUT = pytest.mark.filterwarnings(
+    "ignore:training stopped at max_iter|the fit at temperatures:sklearn.exceptions.ConvergenceWarning"
+)
 
 
 @EPOCHS_RUN_OUT
@@ -144,45 +148,44 @@ LABELS = {2: np.arange(12) % 2, 3: RNG.permutation(12) % 3}
 PENALTY = np.array([[0.1], [0.1], [0.0]])
 
 
-@pytest.mark.parametrize(("t1", "t2"), PAIRS)
+def exact(logits, labels, t1, t2, rescale):
+    """The losses of the rows of logits, one column for two classes, and their gradients in those columns."""
+    rows = np.hstack((0 * logits, logits)) if logits.shape[1] == 1 else logits
+    values = (rescaled_losses if rescale else exact_losses)(rows, np.eye(rows.shape[1])[labels], t1, t2)
+    return values[0], np.array(values[1], dtype=float).reshape(rows.shape)[:, -logits.shape[1] :]
+
+
+@pytest.mark.parametrize(
+    ("t1", "t2", "rescale"), [*((*pair, False) for pair in PAIRS), (0.5, 0.8, True), (0.5, 4.0, True)]
+)
 @pytest.mark.parametrize("classes", LABELS)
-def test_objective_equals_the_oracle_and_its_gradient_finite_differences(classes, t1, t2):
+def test_objective_equals_the_oracle_and_its_gradient_finite_differences(classes, t1, t2, rescale):
     labels, rng = LABELS[classes], np.random.default_rng(0)
     theta = rng.normal(size=(3, 1 if classes == 2 else 3))
-    objective = _Objective(EXAMPLES, labels, WEIGHTS, PENALTY, theta, t1, t2)
+    objective = _Objective(EXAMPLES, labels, WEIGHTS, PENALTY, theta, t1, t2, rescale)
     # From far to near, so that the tangent of one is the start of the next: each value is as exact as the first.
     for size in (0.0, 2.0, 1.0, 1e-3, 0.0):
         z = size * rng.normal(size=theta.size)
         value, gradient = objective(z)
-        fresh = _Objective(EXAMPLES, labels, WEIGHTS, PENALTY, theta, t1, t2)(z)
+        fresh = _Objective(EXAMPLES, labels, WEIGHTS, PENALTY, theta, t1, t2, rescale)(z)
         np.testing.assert_allclose(value, fresh[0], rtol=1e-13)
         np.testing.assert_allclose(gradient, fresh[1], rtol=1e-11, atol=1e-13)
-    a = EXAMPLES @ theta
-    rows = (np.hstack((0 * a, a)) if classes == 2 else a).tolist()
-    exact = [
-        oracle.loss_and_gradient(r, np.eye(classes)[y].tolist(), t1, t2)[0] for r, y in zip(rows, labels, strict=True)
-    ]
-    total = mp.fsum(w * x for w, x in zip(WEIGHTS.tolist(), exact, strict=True)) + float(np.sum(PENALTY * theta**2)) / 2
+    losses, _ = exact(EXAMPLES @ theta, labels, t1, t2, rescale)
+    total = mp.fsum(w * x for w, x in zip(WEIGHTS.tolist(), losses, strict=True))
+    total += float(np.sum(PENALTY * theta**2)) / 2
     assert error(value * objective.scale, [total]) <= 1e-12
     # Central differences at h = 1e-5: rounding over h is 1e-11, and h^2 is 1e-10, times a third derivative.
     numerical = [(objective(1e-5 * e)[0] - objective(-1e-5 * e)[0]) / 2e-5 for e in np.eye(theta.size)]
     np.testing.assert_allclose(gradient, numerical, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("rescale", [False, True])
 @pytest.mark.parametrize(("t1", "t2"), [(0.8, 1.2), (0.5, 2.0), (1.3, 1.6), (1.5, 1.5), (0.7, 0.7)])
 @pytest.mark.parametrize("classes", LABELS)
-def test_optimum_is_stationary_by_the_oracle(classes, t1, t2):
+def test_optimum_is_stationary_by_the_oracle(classes, t1, t2, rescale):
     X, y = EXAMPLES[:, :2], LABELS[classes]
-    model = BiTemperedLogisticRegression(t1, t2, C=2.0, tol=1e-9).fit(X, y, sample_weight=WEIGHTS)
-    logits = model.decision_function(X).reshape(12, -1)
-    if classes == 2:
-        logits = np.hstack((np.zeros_like(logits), logits))
-    by_logits = np.array(
-        [
-            [float(g) for g in oracle.loss_and_gradient(a, np.eye(classes)[label].tolist(), t1, t2)[1]]
-            for a, label in zip(logits.tolist(), y, strict=True)
-        ]
-    )[:, -len(model.coef_) :]
+    model = BiTemperedLogisticRegression(t1, t2, C=2.0, tol=1e-9, rescale=rescale).fit(X, y, sample_weight=WEIGHTS)
+    _, by_logits = exact(model.decision_function(X).reshape(12, -1), y, t1, t2, rescale)
     # Rounding ends L-BFGS at 1e-6 at the latest, in units in which the Hessian is about 1.
     weighted = 2.0 * WEIGHTS[:, None] * by_logits
     np.testing.assert_allclose(weighted.T @ X + model.coef_, 0, atol=1e-6)
@@ -192,12 +195,13 @@ def test_optimum_is_stationary_by_the_oracle(classes, t1, t2):
 
 def test_probabilities_are_the_tempered_softmax():
     X, y = load_iris(return_X_y=True)
-    for t2 in (0.5, 1.2):
-        model = BiTemperedLogisticRegression(0.5, t2).fit(X, y)
+    for t2, rescale in ((0.5, False), (1.2, False), (0.5, True), (1.2, True)):
+        model = BiTemperedLogisticRegression(0.5, t2, rescale=rescale).fit(X, y)
         logits = X[::30] @ model.coef_.T + model.intercept_
-        exact = [p for a in logits.tolist() for p in oracle.softmax(a, t2)]
-        p = model.predict_proba(X[::30])
-        assert error(p, exact) <= 1e-12
+        factor = mp.mpf(3) ** (mp.mpf(t2) - 1) if rescale else 1
+        probabilities = [p for a in logits.tolist() for p in oracle.softmax([factor * mp.mpf(x) for x in a], t2)]
+        p = model.set_params(rescale=False, t2=7.0).predict_proba(X[::30])  # of the fit, not of the parameters
+        assert error(p, probabilities) <= 1e-12
         np.testing.assert_array_equal(np.isneginf(model.predict_log_proba(X[::30])), p == 0)
         np.testing.assert_array_equal(model.predict(X), model.classes_[model.predict_proba(X).argmax(axis=1)])
         assert (p == 0).any() == (t2 < 1)
@@ -256,6 +260,7 @@ def test_a_fit_that_fails_leaves_the_last_one():
     np.testing.assert_array_equal(model.predict_proba(X), before)
 
 
+@pytest.mark.filterwarnings("ignore:the fit at temperatures:sklearn.exceptions.ConvergenceWarning")
 def test_warns_when_iterations_run_out():
     X, y = problem(4)
     for temperatures in ((1.0, 1.0), (0.5, 2.0)):
@@ -267,6 +272,7 @@ def test_warns_when_iterations_run_out():
         assert clone(SMALL).set_params(max_iter=2).fit(X, y).n_iter_ == 2
 
 
+@pytest.mark.filterwarnings("ignore:the fit at temperatures:sklearn.exceptions.ConvergenceWarning")  # X is noise
 def test_many_classes_of_unlike_sizes():
     """At a mild and at a heavy pair few iterations do; heavier still, a warning names the temperatures reached."""
     rng = np.random.default_rng(0)
@@ -275,9 +281,9 @@ def test_many_classes_of_unlike_sizes():
     y = np.append(np.arange(20), rng.choice(20, size=280, p=share / share.sum()))
     for t1, t2, most in ((0.8, 1.2, 60), (0.5, 2.0, 400)):  # about twice what they take
         assert BiTemperedLogisticRegression(t1, t2).fit(X, y).n_iter_[0] < most
-    model = BiTemperedLogisticRegression(0.5, 4.0, max_iter=100)
+    model = BiTemperedLogisticRegression(0.5, 4.0, max_iter=20)
     with pytest.warns(
-        ConvergenceWarning, match=r"after 100 .* at temperatures \([\d.]+, [\d.]+\) on the way to \(0.5, 4\)"
+        ConvergenceWarning, match=r"after 20 .* at temperatures \([\d.]+, [\d.]+\) on the way to \(0.5, 4\)"
     ):
         model.fit(X, y)
 
@@ -289,7 +295,7 @@ def test_stops_at_tol_or_says_so():
     model = BiTemperedLogisticRegression(0.2, 4.0, C=1000.0).fit(X, y)
     theta = np.vstack((model.coef_.T, model.intercept_))
     penalty = np.append(np.full((64, 1), 1 / 600_000), [[0.0]], axis=0)
-    objective = _Objective(np.hstack((X, np.ones((600, 1)))), y, np.full(600, 1 / 600), penalty, theta, 0.2, 4.0)
+    objective = _Objective(np.hstack((X, np.ones((600, 1)))), y, np.full(600, 1 / 600), penalty, theta, 0.2, 4.0, True)
     # Twice, for these are the units of the end of the last step, and L-BFGS has those of its start.
     assert abs(objective(np.zeros(theta.size))[1]).max() <= 2 * model.tol
 
@@ -339,15 +345,29 @@ for model, p in zip(models, want):
 # The network
 
 
-@pytest.mark.parametrize(("classes", "batch_size", "batches"), [(2, 100, 3), (4, 100, 3), (4, 70, 5), (4, 400, 1)])
+CONSTANT = [(0.5, 1.5)] * 3
+CHANGING = [(1.0, 1.0), (0.8, 1.2), (0.5, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("classes", "batch_size", "batches", "pairs", "rescale"),
+    [
+        (2, 100, 3, CONSTANT, True),
+        (4, 100, 3, CONSTANT, False),
+        (4, 70, 5, CHANGING, True),
+        (4, 400, 1, CHANGING, False),
+        (2, 100, 3, CHANGING, True),
+    ],
+)
 @EPOCHS_RUN_OUT
-def test_network_is_trained_as_torch_would(classes, batch_size, batches):
+def test_network_is_trained_as_torch_would(classes, batch_size, batches, pairs, rescale):
     """Adam on bitempered.torch's loss and an explicit penalty, from the same weights and in the same order."""
     X, y = problem(classes)
     X, y, weight = StandardScaler().fit_transform(X).astype(np.float32)[1:], y[1:], np.linspace(0.5, 2, 299)
-    model = BiTemperedMLPClassifier(
-        0.5, 1.5, hidden_layer_sizes=(5, 4), alpha=3.0, batch_size=batch_size, max_iter=3, random_state=0
-    ).fit(X, y, weight)
+    options = {"hidden_layer_sizes": (5, 4), "alpha": 3.0, "max_iter": 3, "random_state": 0}
+    options |= {"t1": 0.5, "t2": 1.5} if pairs is CONSTANT else {"schedule": pairs.__getitem__}
+    model = BiTemperedMLPClassifier(batch_size=batch_size, rescale=rescale, **options)
+    model.fit(X, y, weight)
 
     rng = np.random.RandomState(0)
     layers = []
@@ -360,29 +380,31 @@ def test_network_is_trained_as_torch_would(classes, batch_size, batches):
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     inputs, target = torch.from_numpy(X), torch.from_numpy(np.unique(y, return_inverse=True)[1])
     w = torch.from_numpy(weight / weight.mean()).float()
-    for _ in range(3):
+    for t1, t2 in pairs:
+        inner, outer = (classes ** (t2 - 1), classes ** (1 - t1)) if rescale else (1, 1)
         order = rng.permutation(299)
         ends = [0, *np.cumsum([299 // batches + (i < 299 % batches) for i in range(batches)])]
         for first, end in pairwise(ends):
             rows = order[first:end]
-            out = net(inputs[rows])
+            out = inner * net(inputs[rows])
             if classes == 2:
                 loss = bt_torch.bi_tempered_binary_logistic_loss(
-                    out[:, 0], target[rows].float(), 0.5, 1.5, reduction="none"
+                    out[:, 0], target[rows].float(), t1, t2, reduction="none"
                 )
             else:
-                loss = bt_torch.bi_tempered_logistic_loss(out, target[rows], 0.5, 1.5, reduction="none")
+                loss = bt_torch.bi_tempered_logistic_loss(out, target[rows], t1, t2, reduction="none")
             penalty = 3.0 / 2 * sum(layer.weight.square().sum() for layer in layers) / len(rows)
             optimizer.zero_grad()
-            ((w[rows] * loss).mean() + penalty).backward()
+            (outer * (w[rows] * loss).mean() + penalty).backward()
             optimizer.step()
     for layer, coef, intercept in zip(layers, model.coefs_, model.intercepts_, strict=True):
         # float32 gradients near 0 have rounding in their sign, which is what the first steps of Adam follow.
         np.testing.assert_allclose(coef, layer.weight.detach().T, atol=1e-4)
         np.testing.assert_allclose(intercept, layer.bias.detach(), atol=1e-4)
-    logits = net(inputs).detach().double().numpy()
+    logits = inner * net(inputs).detach().double().numpy()
     logits = np.hstack((0 * logits, logits)) if classes == 2 else logits
-    np.testing.assert_allclose(model.predict_proba(X), bt.tempered_softmax(logits, 1.5), atol=1e-3)
+    assert (model.t1_, model.t2_) == (t1, t2)
+    np.testing.assert_allclose(model.predict_proba(X), bt.tempered_softmax(logits, t2), atol=1e-3)
 
 
 def test_network_learns_what_is_not_linear_and_leaves_torch_alone():
@@ -400,7 +422,8 @@ def test_network_learns_what_is_not_linear_and_leaves_torch_alone():
 
 def test_network_keeps_the_best_of_early_stopping():
     X, y = make_moons(300, noise=0.3, random_state=0)
-    model = clone(SMALL).set_params(early_stopping=True, validation_fraction=0.2, max_iter=300, random_state=3)
+    model = clone(SMALL).set_params(t1=0.8, t2=1.2, early_stopping=True, validation_fraction=0.2)
+    model.set_params(max_iter=300, random_state=3)
     scores = model.fit(X, y).validation_scores_
     assert len(scores) == model.n_iter_ == np.argmax(scores) + 1 + model.n_iter_no_change
     best = clone(model).set_params(max_iter=int(np.argmax(scores)) + 1)
@@ -410,6 +433,7 @@ def test_network_keeps_the_best_of_early_stopping():
         np.testing.assert_array_equal(kept, then)
 
 
+@EPOCHS_RUN_OUT
 def test_weights():
     X, y = problem(4)
     weight = np.where(np.arange(300) < 100, 0.0, 2.0)
@@ -423,7 +447,9 @@ def test_weights():
 X, Y = np.arange(8.0).reshape(4, 2), [0, 1, 0, 1]
 BOTH = {
     "t1": ({"t1": 1.2, "t2": 0.8}, {}, ValueError, "t1 must not exceed t2, got t1 = 1.2 and t2 = 0.8"),
-    "t2": ({"t2": "1"}, {}, TypeError, "t2 must be a number, got str"),
+    "t2": ({"t1": 0.8, "t2": "1"}, {}, TypeError, "t2 must be a number, got str"),
+    "rescale": ({"rescale": "no"}, {}, TypeError, "rescale must be True or False, got 'no'"),
+    "large t2": ({"t1": 1, "t2": 110}, {}, ValueError, "more than 1e30 for 2 classes and t2 = 110: choose a smaller"),
     "max_iter": ({"max_iter": 0}, {}, ValueError, "max_iter must be an integer >= 1, got 0"),
     "tol": ({"tol": -1.0}, {}, ValueError, "tol must be a finite number >= 0, got -1.0"),
     "one class": ({}, {"y": [1, 1, 1, 1]}, ValueError, "y must hold at least 2 classes, got 1 class"),
@@ -446,6 +472,11 @@ NETWORK = {
     "n_iter_no_change": ({"n_iter_no_change": 0}, {}, ValueError, "n_iter_no_change must be an integer >= 1"),
     "rate": ({"learning_rate_init": 0}, {}, ValueError, "learning_rate_init must be a number > 0, got 0"),
     "alpha": ({"alpha": -1}, {}, ValueError, "alpha must be a finite number >= 0, got -1"),
+    "t1 alone": ({"t1": 0.8}, {}, ValueError, "give both t1 and t2, or neither .* got t1=0.8 and t2=None"),
+    "t2 alone": ({"t2": 1.2}, {}, ValueError, "give both t1 and t2, or neither .* got t1=None and t2=1.2"),
+    "both": ({"t1": 0.8, "t2": 1.2, "schedule": "default"}, {}, ValueError, "either t1 and t2 or a schedule, not both"),
+    "schedule": ({"schedule": "linear"}, {}, TypeError, "schedule must be a function .* or None, got 'linear'"),
+    "bad pair": ({"schedule": lambda epoch: (1, 1 - epoch)}, {}, ValueError, "t1 must not exceed t2"),
     "diverged": ({"learning_rate_init": 1e20}, {}, ValueError, "not finite any more: scale the features, or lower"),
 }
 CASES = [(BiTemperedLogisticRegression, case) for case in (BOTH | LINEAR).values()]

@@ -3,7 +3,8 @@
 Importing this needs only NumPy. The returned callables can be pickled, and work with both the native interface and the
 scikit-learn wrapper of their library. With a custom objective the libraries return raw scores, or probabilities by
 their own softmax: ask for the scores and apply `bitempered.numpy.tempered_softmax(scores, t2)`, or for two classes
-`tempered_sigmoid`, as examples/xgboost_digits.py and examples/lightgbm_digits.py do.
+`tempered_sigmoid`, as examples/xgboost_digits.py and examples/lightgbm_digits.py do. With `rescale` multiply the scores
+by num_class^(t2-1) first.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bitempered import core
-from bitempered.checks import check_temperatures
-from bitempered.encoding import encode_classes
+from bitempered.checks import check_rescale, check_temperatures
+from bitempered.encoding import encode_classes, factors
 from bitempered.numpy import bi_tempered_logistic_loss, xp
 
 __all__ = ["lightgbm_metric", "lightgbm_objective", "xgboost_metric", "xgboost_objective"]
@@ -24,7 +25,9 @@ __all__ = ["lightgbm_metric", "lightgbm_objective", "xgboost_metric", "xgboost_o
 Array = NDArray[np.float64]
 
 
-def xgboost_objective(t1: float, t2: float, num_class: int) -> Callable[..., tuple[Array, Array]]:
+def xgboost_objective(
+    t1: float, t2: float, num_class: int, *, rescale: bool = False
+) -> Callable[..., tuple[Array, Array]]:
     """The loss as an objective of XGBoost: `xgb.train(..., obj=)` or `XGBClassifier(objective=)`.
 
     The gradient is that of `bitempered.numpy.loss_and_grad`. Trees divide it by the second derivative in each score,
@@ -36,7 +39,7 @@ def xgboost_objective(t1: float, t2: float, num_class: int) -> Callable[..., tup
     starting scores.
 
     XGBoost compares `lambda` and `min_child_weight` with sums of h. In the first round h is K^(1 + t1 - 2 t2) times
-    that of the logistic loss: scale the two likewise.
+    that of the logistic loss: scale the two likewise, or use `rescale`, with which that factor is 1.
 
     Args:
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
@@ -44,6 +47,8 @@ def xgboost_objective(t1: float, t2: float, num_class: int) -> Callable[..., tup
         num_class: the number K of classes, labelled 0 to K - 1. For 2 each example has one score a, and the softmax is
             that of (0, a): give XGBoost no num_class, and give `xgb.train` base_score=0, since its default of 0.5
             would be a score. For more classes, give XGBoost the same num_class.
+        rescale: as in `bitempered.numpy.bi_tempered_logistic_loss`: gradient and h are those of the rescaled loss.
+            Without `lambda` and `min_child_weight` the trees are the same, and the scores K^(t2-1) times smaller.
 
     Returns:
         A callable that takes (scores, DMatrix) or (labels, scores, sample_weight=None). The scores are (n, K), or (n)
@@ -53,10 +58,12 @@ def xgboost_objective(t1: float, t2: float, num_class: int) -> Callable[..., tup
     >>> gradient.round(4), h.round(4)
     (array([[-0.6667,  0.3333,  0.3333]]), array([[0.4444, 0.4444, 0.4444]]))
     """
-    return _Objective(t1, t2, num_class, doubled=True)
+    return _Objective(t1, t2, num_class, rescale, doubled=True)
 
 
-def lightgbm_objective(t1: float, t2: float, num_class: int) -> Callable[..., tuple[Array, Array]]:
+def lightgbm_objective(
+    t1: float, t2: float, num_class: int, *, rescale: bool = False
+) -> Callable[..., tuple[Array, Array]]:
     """The loss as an objective of LightGBM: `lgb.train({"objective": ...})` or `LGBMClassifier(objective=)`.
 
     As `xgboost_objective`, except that for more than two classes h is multiplied by K / (K - 1), as in LightGBM: (1, 1)
@@ -70,10 +77,10 @@ def lightgbm_objective(t1: float, t2: float, num_class: int) -> Callable[..., tu
     >>> h.round(4)
     array([[0.3333, 0.3333, 0.3333]])
     """
-    return _Objective(t1, t2, num_class, doubled=False)
+    return _Objective(t1, t2, num_class, rescale, doubled=False)
 
 
-def xgboost_metric(t1: float, t2: float, num_class: int) -> Callable[..., Any]:
+def xgboost_metric(t1: float, t2: float, num_class: int, *, rescale: bool = False) -> Callable[..., Any]:
     """The mean loss as a metric of XGBoost: `xgb.train(..., custom_metric=)` or `XGBClassifier(eval_metric=)`.
 
     Use it with `xgboost_objective`: under a built-in objective XGBoost passes probabilities instead of scores.
@@ -85,10 +92,12 @@ def xgboost_metric(t1: float, t2: float, num_class: int) -> Callable[..., Any]:
     >>> round(xgboost_metric(1.0, 1.0, 3)(np.array([0]), np.zeros((1, 3))), 4)
     1.0986
     """
-    return _XGBoostMetric(t1, t2, num_class)
+    return _XGBoostMetric(t1, t2, num_class, rescale)
 
 
-def lightgbm_metric(t1: float, t2: float, num_class: int) -> Callable[..., tuple[str, float, bool]]:
+def lightgbm_metric(
+    t1: float, t2: float, num_class: int, *, rescale: bool = False
+) -> Callable[..., tuple[str, float, bool]]:
     """The mean loss as a metric of LightGBM: `lgb.train(..., feval=)` or `LGBMClassifier().fit(eval_metric=)`.
 
     Use it with `lightgbm_objective`: under a built-in objective LightGBM passes probabilities instead of scores.
@@ -99,11 +108,11 @@ def lightgbm_metric(t1: float, t2: float, num_class: int) -> Callable[..., tuple
         A callable that takes (scores, Dataset) or (labels, scores, weight=None) and returns a name, the (weighted)
         mean, and False: lower is better.
     """
-    return _LightGBMMetric(t1, t2, num_class)
+    return _LightGBMMetric(t1, t2, num_class, rescale)
 
 
 NAME = "bi_tempered_loss"  # of the metric, in the libraries' logs
-FLOOR = 1e-16  # XGBoost's own, for binary:logistic: gradients are at most 2, so no leaf overflows float32
+FLOOR = 1e-16  # of h over the largest gradient; XGBoost's own, for binary:logistic: no leaf overflows float32
 
 
 @dataclass(frozen=True)
@@ -113,12 +122,14 @@ class _Loss:
     t1: float
     t2: float
     num_class: int
+    rescale: bool
 
     def __post_init__(self) -> None:
         for name, t in zip(("t1", "t2"), check_temperatures(self.t1, self.t2), strict=True):
             object.__setattr__(self, name, t)  # a Python float, whatever number was given
         if not (isinstance(self.num_class, Integral) and self.num_class >= 2):
             raise ValueError(f"num_class must be an integer >= 2, got {self.num_class!r}")
+        check_rescale(self.rescale, int(self.num_class), self.t2)
 
     def _examples(self, first: Any, second: Any, weight: ArrayLike | None) -> tuple[Array, NDArray[np.int64], Array]:
         """Logits (n, K) in float64, class indices (n) and weights (n), from the arguments of either interface."""
@@ -154,7 +165,8 @@ class _Loss:
         a, labels, w = self._examples(first, second, weight)
         if not w.any():
             raise ValueError(f"the weights of all {len(w)} examples are 0, so their loss has no mean")
-        return float(np.average(bi_tempered_logistic_loss(a, labels, self.t1, self.t2), weights=w))
+        losses = bi_tempered_logistic_loss(a, labels, self.t1, self.t2, rescale=self.rescale)
+        return float(np.average(losses, weights=w))
 
 
 @dataclass(frozen=True)
@@ -163,10 +175,12 @@ class _Objective(_Loss):
 
     def __call__(self, first: Any, second: Any, sample_weight: ArrayLike | None = None) -> tuple[Array, Array]:
         a, labels, w = self._examples(first, second, sample_weight)
-        gradient, h = _gradient_and_curvature(a, labels, self.t1, self.t2)
-        classes = self.num_class
+        classes = int(self.num_class)
+        inner, outer = factors(self.rescale, classes, self.t1, self.t2)
+        gradient, h = _gradient_and_curvature(inner * a, labels, self.t1, self.t2)
         factor = 1.0 if classes == 2 else 2.0 if self.doubled else classes / (classes - 1)
-        gradient, h = w[:, None] * gradient, w[:, None] * np.maximum(factor * h, FLOOR)
+        w = inner * outer * w[:, None]
+        gradient, h = w * gradient, w * np.maximum(inner * factor * h, FLOOR)
         return (gradient, h) if classes > 2 else (gradient[:, 1], h[:, 1])
 
 

@@ -52,6 +52,8 @@ class Target(NamedTuple):
 # Power series of log1p(x) / x and expm1(x) / x: for abs(x) < 1e-3 the omitted terms are below 1e-18.
 _LOG1P_SERIES = (1.0, -1 / 2, 1 / 3, -1 / 4, 1 / 5, -1 / 6)
 _EXPM1_SERIES = (1.0, 1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720)
+# Power series of (e^x - 1 - x) / x^2: for abs(x) < 1/2 the omitted terms are below 1e-17.
+_BEND_SERIES = tuple(1 / math.factorial(n + 2) for n in range(14))
 
 
 def psi(v: Array, s: Temperature, *, xp: Any) -> Array:
@@ -70,10 +72,47 @@ def _quotient(f: Any, series: tuple[float, ...], v: Array, s: Temperature, xp: A
     # An array s may hold zeros and may be differentiated: the series carries both through s = 0.
     x = s * xp.where((s == 0) & (abs(v) == math.inf), 0.0, v)
     small = abs(x) < 1e-3
-    near, power = 0.0, xp.where(small, x, 0.0)
-    for coefficient in reversed(series):
-        near = near * power + coefficient
+    near = _polynomial(series, xp.where(small, x, 0.0))
     return xp.where(small, near * v, f(xp.where(small, 1.0, x)) / xp.where(small, 1.0, s))
+
+
+def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
+    value: Array = 0.0
+    for coefficient in reversed(coefficients):
+        value = value * x + coefficient
+    return value
+
+
+def bend(v: Array, s: Temperature, exponent: Temperature, *, xp: Any) -> Array:
+    """e^(exponent v) (e^(s v) - 1 - s v) / s^2, and e^(exponent v) v^2 / 2 at s = 0: smooth in all three.
+
+    The derivatives in temperatures consist of it. Its large terms share one exponential, so that none overflows alone.
+    """
+    x = s * v
+    small = abs(x) < 0.5
+    near = xp.exp(exponent * v) * v * v * _polynomial(_BEND_SERIES, xp.where(small, x, 0.0))
+    far = xp.exp((exponent + s) * v) - xp.exp(exponent * v) * (1 + x)
+    apart = (s or 1.0) if isinstance(s, (float, int)) else xp.where(small, 1.0, s)
+    return xp.where(small, near, far / apart / apart)
+
+
+def phi_slope(v: Array, s: Temperature, *, xp: Any) -> Array:
+    """The derivative of `phi` in s; at v = inf its limit, 1 / s^2 for s < 0."""
+    infinite = v == math.inf
+    limit = xp.where(infinite & (s < 0), xp.ones_like(v) / _negative(s, xp) ** 2, math.inf)
+    return xp.where(infinite, limit, bend(xp.where(infinite, 0.0, v), -s, s, xp=xp))
+
+
+def _phi_or_limit(v: Array, s: Temperature, xp: Any) -> Array:
+    """`phi`, whose derivative in s is `phi_slope` at v = inf too."""
+    infinite = v == math.inf
+    limit = xp.where(infinite & (s < 0), xp.ones_like(v) / -_negative(s, xp), math.inf)
+    return xp.where(infinite, limit, phi(xp.where(infinite, 0.0, v), s, xp=xp))
+
+
+def _negative(s: Temperature, xp: Any) -> Temperature:
+    """s where it is negative, else -1, to be divided by."""
+    return (s if s < 0 else -1.0) if isinstance(s, (float, int)) else xp.where(s < 0, s, -1.0)
 
 
 def log_t(x: Array, t: Temperature, *, xp: Any) -> Array:
@@ -333,6 +372,41 @@ def curvature(at: State, t1: Temperature, t2: Temperature, *, axis: int, xp: Any
     return d * (1 - e) ** 2 + e**2 * (xp.sum(d, axis=axis) - d)
 
 
+def log_probs_slope(log_p: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
+    """The derivative of l_i = log y_hat_i in t at fixed logits, 0 where y_hat_i is 0.
+
+    From log_t y_hat_i = a_i - lambda_t and sum_i dy_hat_i = 0, with s = t - 1 and b_i = (y_hat_i^s - 1 - s l_i) / s^2,
+
+        dl_i/dt = b_i - y_hat_i^s dlambda_t/dt,      dlambda_t/dt = sum_j y_hat_j b_j / sum_j y_hat_j^t
+    """
+    ratios = power(log_p - xp.max(log_p, axis=axis), t - 1, outside=True, xp=xp)
+    return _bend_of_probs(log_p, t - 1, 0, xp) - ratios * _shift(log_p, t, axis, xp)
+
+
+def log_partition_slope(log_p: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
+    """dlambda_t/dt at fixed logits (see `log_probs_slope`); infinite where it overflows."""
+    return xp.exp((1 - t) * xp.max(log_p, axis=axis)) * _shift(log_p, t, axis, xp)
+
+
+def normalizer_slope(at: State, t: Temperature, *, axis: int, xp: Any) -> Array:
+    """dm/dt = -d log max(y_hat) / dt at fixed logits (see `log_probs_slope`)."""
+    constant = xp.exp((1 - t) * (at.m + xp.max(at.log_p, axis=axis)))  # 1, for derivatives, in which max is constant
+    return constant * _shift(at.log_p, t, axis, xp) - bend(-at.m, t - 1, 0, xp=xp)
+
+
+def _shift(log_p: Array, t: Temperature, axis: int, xp: Any) -> Array:
+    """max(y_hat)^(t-1) dlambda_t/dt, which cannot overflow."""
+    top = xp.max(log_p, axis=axis)
+    mean = xp.sum(_bend_of_probs(log_p, t - 1, 1, xp), axis=axis)
+    return mean * xp.exp(-top) / xp.sum(power(log_p - top, t, outside=True, xp=xp), axis=axis)
+
+
+def _bend_of_probs(log_p: Array, s: Temperature, exponent: Temperature, xp: Any) -> Array:
+    """y_hat_i^exponent b_i, with the b_i of `log_probs_slope`, and 0 where y_hat_i is 0."""
+    zero = log_p == -math.inf
+    return xp.where(zero, 0.0, bend(xp.where(zero, 0.0, log_p), s, exponent, xp=xp))
+
+
 def weigh(y: Array, w: Array | None, *, is_label: bool, axis: int, xp: Any) -> Target:
     """The `Target` of class probabilities y with class weights w. A label is its own q, even if W is infinite."""
     z = y if w is None else y * w
@@ -370,6 +444,69 @@ def weighted_gradient(target: Target, at: State, t1: Temperature, t2: Temperatur
     """The gradient of `weighted_loss` in the logits."""
     by_a = gradient(target.q, at, t1, t2, axis=axis, xp=xp)
     return xp.where(target.total == 0, 0.0, target.total * by_a)
+
+
+def temperature_gradients(
+    target: Target, at: State, t1: Temperature, t2: Temperature, *, axis: int, xp: Any
+) -> tuple[Array, Array]:
+    """The derivatives of `weighted_loss` in t1 and in t2 at fixed logits, where `at` is their state at t2.
+
+    The one in t1 is that of the divergence at a fixed y_hat, and never negative. The one in t2 is, in the notation of
+    `log_probs_slope`,      W sum_i (y_hat_i - q_i) y_hat_i^(1-t1) dl_i/dt2
+    """
+    if target.is_label:
+        by_t1 = _label_slope(target.q > 0, at.log_p, t1, axis, xp)
+    else:
+        by_t1 = _slope(target.q, at.log_p, t1, log_share(target, xp=xp), axis, xp)
+    by_t2 = _softmax_slope(target.q, at, t1, t2, axis, xp)
+    none = target.total == 0
+    return xp.where(none, 0.0, target.total * by_t1), xp.where(none, 0.0, target.total * by_t2)
+
+
+def _label_slope(is_label: Array, log_p: Array, t1: Temperature, axis: int, xp: Any) -> Array:
+    """The derivative of `label_loss` in t1."""
+    d = -xp.sum(xp.where(is_label, log_p, 0.0), axis=axis)
+    others = xp.sum(xp.where(is_label, 0.0, _absent_slope(log_p, t1, xp)), axis=axis)
+    return phi_slope(d, t1 - 1, xp=xp) - phi_slope(d, t1 - 2, xp=xp) + others
+
+
+def _absent_slope(log_p: Array, t1: Temperature, xp: Any) -> Array:
+    """The derivative of y_hat^(2-t1) / (2 - t1) in t1."""
+    zero = log_p == -math.inf
+    finite = xp.where(zero, 0.0, log_p)
+    return xp.where(zero, 0.0, xp.exp((2 - t1) * finite) * (1 / (2 - t1) - finite) / (2 - t1))
+
+
+def _slope(y: Array, log_p: Array, t1: Temperature, log_y: Array | None, axis: int, xp: Any) -> Array:
+    """The derivative of `loss` in t1: of each of its two forms where that is a sum of terms that are not negative."""
+    positive = y > 0 if log_y is None else log_y > -math.inf
+    log_y = xp.log(xp.where(positive, y, 1.0)) if log_y is None else xp.where(positive, log_y, 0.0)
+    d = xp.where(positive, log_y - log_p, 0.0)  # finite elsewhere, for derivatives
+    above, below = xp.where(d < 0, 0.0, d), xp.where(d < 0, d, 0.0)
+    log_p_below = xp.where(d < 0, log_p, 0.0)
+    up = _phi_or_limit(above, t1 - 1, xp) - _phi_or_limit(above, t1 - 2, xp)
+    up = phi_slope(above, t1 - 1, xp=xp) - phi_slope(above, t1 - 2, xp=xp) - xp.where(log_y < 0, log_y * up, 0.0)
+    smaller = (3 - t1 - abs(1 - t1)) / 2  # as in `loss`
+    down = bend(below, t1 - 2, 2 - t1, xp=xp) - bend(below, t1 - 1, 2 - t1, xp=xp)
+    down = down - log_p_below * (xp.exp(smaller * below) * phi(below, abs(1 - t1), xp=xp) - phi(below, 2 - t1, xp=xp))
+    y_power = xp.exp((2 - t1) * log_y)
+    y_power = xp.where(y_power < 1e-37, 1e-37, y_power)  # as in `loss`
+    present = y_power * up + xp.exp((2 - t1) * log_p_below) * down
+    return xp.sum(xp.where(positive, present, _absent_slope(log_p, t1, xp)), axis=axis)
+
+
+def _softmax_slope(q: Array, at: State, t1: Temperature, t2: Temperature, axis: int, xp: Any) -> Array:
+    """The derivative of the divergence in t2."""
+    log_p, s, top = at.log_p, t2 - 1, xp.max(at.log_p, axis=axis)
+    excess = xp.exp(log_p) - q
+    ratios = power(log_p - top, t2 - t1, outside=at.outside, xp=xp)
+    # Where q = 0, y_hat y_hat^(1-t1) is one power, which does not overflow.
+    absent = xp.where(q > 0, 0.0, xp.ones_like(log_p))
+    bends = _bend_of_probs(log_p, s, 1 - t1 + absent, xp) * xp.where(q > 0, excess, 1.0)
+    # The limit on the edge of a support.
+    edge = xp.where((log_p == -math.inf) & (s < 0), excess * ratios / _negative(s, xp) ** 2, 0.0)
+    moved = xp.exp((1 - t1) * top) * _shift(log_p, t2, axis, xp) * xp.sum(excess * ratios, axis=axis)
+    return xp.sum(bends + edge, axis=axis) - moved
 
 
 def target_gradient(target: Target, log_p: Array, t1: Temperature, *, axis: int, xp: Any) -> Array:

@@ -1,8 +1,11 @@
-"""Shared by the adapters: the namespace `xp` for `core`, the dtype to compute in, and the encoding of targets."""
+"""Shared by the adapters: the namespace `xp` for `core`, the dtype to compute in, encoding targets, rescaling."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+from bitempered import core
+from bitempered.checks import check_rescale
 
 Array = Any  # of the framework that `xp` belongs to
 
@@ -32,6 +35,15 @@ def iterate(step: Callable[[Array], Array], x: Array, count: int) -> Array:
 def widen(x: Array) -> Array:
     """Convert half precision to float32; leave other floats as they are."""
     return x if x.dtype.itemsize > 2 else x.astype("float32")
+
+
+def factors(rescale: bool, classes: int, t1: float, t2: float) -> tuple[float, float]:
+    """What to multiply the logits by, and the loss: with `rescale` the two `core.scales`, otherwise 1 and 1.
+
+    A gradient in the logits is multiplied by both, a second derivative once more by the first.
+    """
+    check_rescale(rescale, classes, t2)
+    return core.scales(classes, t1, t2) if rescale else (1.0, 1.0)
 
 
 def encode_classes(

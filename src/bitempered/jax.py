@@ -3,13 +3,15 @@
 Everything works under jit, vmap, grad, jvp and their compositions, of any order, and on sharded arrays. A loss solves
 once, and its derivatives are closed forms of the result: nothing is differentiated through the solver.
 
-A temperature may be a Python number, fixed when the function is traced, or an array, traced like any other: a scalar,
-or one temperature per example (broadcasting against the losses). An array costs more Newton steps, enough for any
-temperature. Differentiating in a temperature raises.
+A temperature may be a Python number or an array: a scalar, or one temperature per example (broadcasting against the
+losses). Numbers are fixed when the function is traced, and each new pair compiles a new program. Arrays are traced like
+any other, and so are the numbers that you pass to your own `jax.jit` function unless you make them static: a schedule
+compiles once. Arrays have derivatives, smooth through 1, and cost more Newton steps, enough for any temperature.
 
-Half precision computes in float32; the result has the dtype of the logits. As usual in JAX, values are not checked.
-Invalid ones give NaN: class indices out of range, negative probabilities and weights, array temperatures outside their
-range. Class probabilities need not sum to 1: y counts as sum(y) times y / sum(y).
+Half precision computes in float32; the result has the dtype of the logits. As usual in JAX, values are not checked,
+except temperatures that are numbers, or arrays on the CPU outside of any transformation. Invalid values give NaN: class
+indices out of range, negative probabilities and weights, traced temperatures outside their range. Class probabilities
+need not sum to 1: y counts as sum(y) times y / sum(y).
 """
 
 import math
@@ -18,6 +20,8 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from bitempered import core
 from bitempered.checks import (
     broadcasts,
@@ -25,6 +29,7 @@ from bitempered.checks import (
     check_class_loss,
     check_floating,
     check_logits,
+    check_rescale,
     check_temperature,
     check_temperatures,
     is_integer,
@@ -88,7 +93,7 @@ def exp_t(x: ArrayLike, t: ArrayLike) -> Array:
     x = jnp.asarray(x)
     check_floating(x, "x")
     wide = widen(x)
-    return core.exp_t(wide, _value(_temperature(t, "t", wide)), xp=xp).astype(x.dtype)
+    return _exp_t(wide, _temperature(t, "t", wide)).astype(x.dtype)
 
 
 def log_partition(logits: ArrayLike, t: ArrayLike, axis: int = -1, where: ArrayLike | None = None) -> Array:
@@ -158,6 +163,7 @@ def bi_tempered_logistic_loss(
     label_smoothing: float = 0.0,
     axis: int = -1,
     where: ArrayLike | None = None,
+    rescale: bool = False,
 ) -> Array:
     """The robust bi-tempered logistic loss of each example, in the style of `optax.losses.softmax_cross_entropy`.
 
@@ -179,6 +185,9 @@ def bi_tempered_logistic_loss(
         where: booleans, as in optax: with as many axes as `logits` they say which classes to include, and the others
             are masked as by a logit of -inf; without the class axis they say which examples to include. An excluded
             example, or one without included classes, has loss 0.
+        rescale: whether to multiply the logits by C^(t2-1) and the loss by C^(1-t1), where C counts all classes. At
+            equal logits the gradient is then that of cross-entropy, so that its learning rates suit every pair of
+            temperatures. The probabilities are `tempered_softmax(C**(t2 - 1) * logits, t2)`.
 
     Returns:
         The shape of `logits` without the class axis, in the dtype of `logits`.
@@ -204,7 +213,7 @@ def bi_tempered_logistic_loss(
         # If a row keeps no class, its logits become 0 (and its weight 0): no NaN can reach a derivative.
         a = jnp.where(kept, a, jnp.where(any_kept, -math.inf, 0.0))
         y = jnp.where(any_kept, y, 0.0)
-    losses = _loss(a, y, w, *_temperatures(t1, t2, a, axis), axis, is_label)
+    losses = _loss(a, y, w, *_temperatures(t1, t2, a, axis, rescale), axis, is_label, rescale)
     return jnp.squeeze(losses, axis).astype(logits.dtype)
 
 
@@ -216,6 +225,7 @@ def bi_tempered_binary_logistic_loss(
     *,
     weight: ArrayLike | None = None,
     pos_weight: ArrayLike | None = None,
+    rescale: bool = False,
 ) -> Array:
     """`bi_tempered_logistic_loss` of each logit a against 0: logits (0, a) and probabilities (1 - y, y).
 
@@ -226,6 +236,7 @@ def bi_tempered_binary_logistic_loss(
         t2: temperature of the sigmoid, t2 >= t1; an array broadcasts against `logits`.
         weight: multiplies each loss; broadcasts to the shape of `logits`.
         pos_weight: the class weights (1, pos_weight); broadcasts to the shape of `logits`.
+        rescale: as in `bi_tempered_logistic_loss`, with C = 2.
 
     Returns:
         The shape and dtype of `logits`.
@@ -238,7 +249,8 @@ def bi_tempered_binary_logistic_loss(
     pos_weight = None if pos_weight is None else jnp.asarray(pos_weight)
     check_binary(logits, target, weight, pos_weight)
     a, y, w = encode_binary(widen(logits), target, pos_weight, xp=xp)
-    losses = _loss(a, y, w, *_temperatures(t1, t2, a, logits.ndim), logits.ndim, False)[..., 0]
+    temperatures = _temperatures(t1, t2, a, logits.ndim, rescale)
+    losses = _loss(a, y, w, *temperatures, logits.ndim, False, rescale)[..., 0]
     if weight is not None:
         weight = jnp.where(weight < 0, math.nan, weight.astype(losses.dtype))
         losses = jnp.where(weight == 0, 0.0, losses * weight)  # 0 times an infinite loss is 0
@@ -277,19 +289,34 @@ def _temperature(t: ArrayLike, name: str, like: Array) -> Any:
         return _Fixed(check_temperature(float(t), name))
     if not hasattr(t, "dtype"):
         raise TypeError(f"{name} must be a number or an array, got {type(t).__name__}")
-    array = jax.lax.stop_gradient(_undifferentiated(jnp.asarray(t, like.dtype)))
+    known = _known(t, 0.0)
+    for value in (known.min(initial=0.0), known.max(initial=0.0)):
+        check_temperature(float(value), name)
+    array = jnp.asarray(t, like.dtype)
     return _where_valid((array >= 0) & (array < math.inf), array)
 
 
-def _temperatures(t1: ArrayLike, t2: ArrayLike, a: Array, axis: int) -> tuple[Any, Any]:
+def _temperatures(t1: ArrayLike, t2: ArrayLike, a: Array, axis: int, rescale: bool) -> tuple[Any, Any]:
+    """Validate what is known before tracing; return the two as `_Fixed`, or as arrays that broadcast against `a`."""
     if isinstance(t1, Real) and isinstance(t2, Real):
         first, second = check_temperatures(float(t1), float(t2))
+        check_rescale(rescale, a.shape[axis], second)
         return _Fixed(first), _Fixed(second)
-    if isinstance(t1, Real):
-        check_temperatures(float(t1), float(t1))
     first, second = (_per_row(_temperature(t, name, a), a, axis) for t, name in ((t1, "t1"), (t2, "t2")))
+    known = np.stack(np.broadcast_arrays(_known(t1, 0.0), _known(t2, 2.0)), -1).reshape(-1, 2)
+    for pair in known[(known[:, 0] >= 2) | (known[:, 0] > known[:, 1])][:1]:
+        check_temperatures(float(pair[0]), float(pair[1]))
+    check_rescale(rescale, a.shape[axis], float(_known(t2, 0.0).max(initial=0.0)))
     valid = (_value(first) < 2) & (_value(first) <= _value(second))
     return _where_valid(valid, first), _where_valid(valid, second)
+
+
+def _known(t: Any, otherwise: float) -> Any:
+    """Return t as a NumPy array if that costs nothing, `otherwise` if it is traced or on an accelerator."""
+    if isinstance(t, jax.core.Tracer):
+        return np.asarray(otherwise)
+    far = isinstance(t, Array) and any(device.platform != "cpu" for device in t.devices())
+    return np.asarray(otherwise if far else t)
 
 
 def _where_valid(valid: Array, t: Any) -> Any:
@@ -304,21 +331,6 @@ def _per_row(t: Any, a: Array, axis: int) -> Any:
     return jnp.expand_dims(jnp.broadcast_to(t, rows), axis)
 
 
-@jax.custom_jvp
-def _undifferentiated(t: Array) -> Array:
-    return t
-
-
-@partial(_undifferentiated.defjvp, symbolic_zeros=True)
-def _undifferentiated_jvp(primals: Any, tangents: Any) -> Any:
-    if not isinstance(tangents[0], SymbolicZero):
-        raise NotImplementedError(
-            "bitempered.jax is not differentiated in its temperatures: pass jax.lax.stop_gradient(t), or leave t out of"
-            " the arguments to differentiate"
-        )
-    return primals[0], tangents[0]
-
-
 # Derivatives: each rule calls its own function for the value, so that it can itself be differentiated.
 
 
@@ -330,20 +342,57 @@ def _solution(a: Array, t: Any, axis: int) -> tuple[Array, Array]:
     return m, core.log_partition(a, m, t, axis=axis, xp=xp)
 
 
-@_solution.defjvp
+@partial(_solution.defjvp, symbolic_zeros=True)
 def _solution_jvp(axis: int, primals: Any, tangents: Any) -> Any:
     a, t = primals
+    da, dt = tangents
     m, partition = _solution(a, t, axis)
-    t, da = _value(t), tangents[0]
-    at = core.state(core.gaps(a, axis=axis, xp=xp), m, t, axis=axis, xp=xp)
-    dm = xp.sum(core.normalizer_gradient(at, t, xp=xp) * da, axis=axis)
-    return (m, partition), (dm, xp.sum(at.escort * da, axis=axis))
+    at, t = _state(a, m, t, axis), _value(t)
+    dm, d_partition = jnp.zeros_like(m), jnp.zeros_like(m)
+    if _moves(da):
+        dm += xp.sum(core.normalizer_gradient(at, t, xp=xp) * da, axis=axis)
+        d_partition += xp.sum(at.escort * da, axis=axis)
+    if _moves(dt):
+        dm += core.normalizer_slope(at, t, axis=axis, xp=xp) * dt
+        d_partition += core.log_partition_slope(at.log_p, t, axis=axis, xp=xp) * dt
+    return (m, partition), (dm, d_partition)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _log_probs(a: Array, m: Array, t: Any, axis: int) -> Array:
+    """`core.log_probs`; m is that of `_solution(a, t)`."""
+    return core.log_probs(core.gaps(a, axis=axis, xp=xp), m, _value(t), xp=xp)
+
+
+@partial(_log_probs.defjvp, symbolic_zeros=True)
+def _log_probs_jvp(axis: int, primals: Any, tangents: Any) -> Any:
+    a, m, t = primals
+    da, _, dt = tangents  # m is a function of a and t: its share is in theirs
+    at, t = _state(a, m, t, axis), _value(t)
+    d_log_p = jnp.zeros_like(at.log_p)
+    if _moves(da):
+        ratios = core.power(at.log_p, t - 1, outside=at.outside, xp=xp)
+        d_log_p += ratios * (da - xp.sum(at.escort * da, axis=axis))
+    if _moves(dt):
+        d_log_p += core.log_probs_slope(at.log_p, t, axis=axis, xp=xp) * dt
+    return at.log_p, d_log_p
+
+
+def _state(a: Array, m: Array, t: Any, axis: int) -> core.State:
+    """`core.state` with the derivatives of `_log_probs`; m is that of `_solution(a, t)`."""
+    u, log_p, t = core.gaps(a, axis=axis, xp=xp), _log_probs(a, m, t, axis), _value(t)
+    outside = core.outside(u, m, t, xp=xp)
+    return core.State(u, m, log_p, outside, core.escort(log_p, t, outside=outside, axis=axis, xp=xp))
+
+
+def _moves(tangent: Any) -> bool:
+    return not isinstance(tangent, (SymbolicZero, _Fixed))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(6, 7))
 def _weighted_loss(a: Array, m: Array, y: Array, w: Array | None, t1: Any, t2: Any, axis: int, is_label: bool) -> Array:
     """`core.weighted_loss`, the class axis kept at length 1; m is that of `_solution(a, t2)`."""
-    log_p = core.log_probs(core.gaps(a, axis=axis, xp=xp), m, _value(t2), xp=xp)
+    log_p = _log_probs(a, m, t2, axis)
     target = core.weigh(y, w, is_label=is_label, axis=axis, xp=xp)
     return core.weighted_loss(target, log_p, _value(t1), axis=axis, xp=xp)
 
@@ -351,16 +400,18 @@ def _weighted_loss(a: Array, m: Array, y: Array, w: Array | None, t1: Any, t2: A
 @partial(_weighted_loss.defjvp, symbolic_zeros=True)
 def _weighted_loss_jvp(axis: int, is_label: bool, primals: Any, tangents: Any) -> Any:
     a, m, y, w, t1, t2 = primals
-    da, _, dy, dw, *_ = tangents  # m is a function of a: its share is in the gradient in a
+    da, _, dy, dw, dt1, dt2 = tangents  # m is a function of a and t2: its share is in theirs
     losses = _weighted_loss(a, m, y, w, t1, t2, axis, is_label)
-    t1, t2 = _value(t1), _value(t2)
+    at, t1, t2 = _state(a, m, t2, axis), _value(t1), _value(t2)
     target = core.weigh(y, w, is_label=is_label, axis=axis, xp=xp)
-    at = core.state(core.gaps(a, axis=axis, xp=xp), m, t2, axis=axis, xp=xp)
     d_losses = jnp.zeros_like(losses)
-    if not isinstance(da, SymbolicZero):
+    if _moves(da):
         d_losses += xp.sum(core.weighted_gradient(target, at, t1, t2, axis=axis, xp=xp) * da, axis=axis)
-    dz = [] if isinstance(dy, SymbolicZero) else [dy if w is None else w * dy]
-    if w is not None and not isinstance(dw, SymbolicZero):
+    if _moves(dt1) or _moves(dt2):
+        slopes = core.temperature_gradients(target, at, t1, t2, axis=axis, xp=xp)
+        d_losses += sum(slope * dt for slope, dt in zip(slopes, (dt1, dt2), strict=True) if _moves(dt))
+    dz = [dy if w is None else w * dy] if _moves(dy) else []
+    if w is not None and _moves(dw):
         dz.append(y * dw)
     if dz:
         by_z = core.target_gradient(target, at.log_p, t1, axis=axis, xp=xp)
@@ -373,10 +424,39 @@ def _log_t(x: Array, t: Any) -> Array:
     return core.log_t(x, _value(t), xp=xp)
 
 
-@_log_t.defjvp
+@partial(_log_t.defjvp, symbolic_zeros=True)
 def _log_t_jvp(primals: Any, tangents: Any) -> Any:
     x, t = primals
-    return _log_t(x, t), jnp.power(x, -_value(t)) * tangents[0]  # the chain rule gives 0 times inf at x = 0
+    dx, dt = tangents
+    y, t = _log_t(x, t), _value(t)
+    dy = jnp.zeros_like(y)
+    if _moves(dx):
+        dy += jnp.power(x, -t) * dx  # the chain rule gives 0 times inf at x = 0
+    if _moves(dt):
+        above = x > 1
+        gap = jnp.where(above, 1.0, -1.0) * jnp.log(x)  # both limits, at 0 and at inf, are those of `phi_slope` at inf
+        dy -= core.phi_slope(gap, jnp.where(above, 1 - t, t - 1), xp=xp) * dt
+    return y, dy
+
+
+@jax.custom_jvp
+def _exp_t(x: Array, t: Any) -> Array:
+    return core.exp_t(x, _value(t), xp=xp)
+
+
+@partial(_exp_t.defjvp, symbolic_zeros=True)
+def _exp_t_jvp(primals: Any, tangents: Any) -> Any:
+    """With l = log y:  dy/dx = y^t,  and from x = log_t(y)  dy/dt = y (e^((t-1) l) - 1 - (t-1) l) / (t-1)^2."""
+    x, t = primals
+    dx, dt = tangents
+    y, t = _exp_t(x, t), _value(t)
+    log_y = jnp.log(jnp.where(y == 0, 1.0, y))
+    dy = jnp.zeros_like(y)
+    if _moves(dx):
+        dy += jnp.where(y == 0, 0.0, jnp.exp(t * log_y)) * dx
+    if _moves(dt):
+        dy += jnp.where(y == 0, 0.0, core.bend(log_y, t - 1, 1, xp=xp)) * dt
+    return y, dy
 
 
 # Each of these two is one program even if the caller does not use jit: dozens of operations would cost far more.
@@ -385,16 +465,21 @@ def _log_t_jvp(primals: Any, tangents: Any) -> Any:
 @partial(jax.jit, static_argnums=2)
 def _log_softmax(a: Array, t: Any, axis: int) -> tuple[Array, Array]:
     m, partition = _solution(a, t, axis)
-    log_p = core.log_probs(core.gaps(a, axis=axis, xp=xp), m, _value(t), xp=xp)
+    log_p = _log_probs(a, m, t, axis)
     # -inf - m is -inf, but would still have the derivative of -m.
     return jnp.where(log_p == -math.inf, -math.inf, log_p), partition
 
 
-@partial(jax.jit, static_argnums=(5, 6))
-def _loss(a: Array, y: Array, w: Array | None, t1: Any, t2: Any, axis: int, is_label: bool) -> Array:
+@partial(jax.jit, static_argnums=(5, 6, 7))
+def _loss(a: Array, y: Array, w: Array | None, t1: Any, t2: Any, axis: int, is_label: bool, rescale: bool) -> Array:
     y = jnp.where((y if w is None else y * w) >= 0, y, math.nan)
+    outer: Any = 1.0
+    if rescale:
+        inner, outer = core.scales(a.shape[axis], _value(t1), _value(t2))
+        masked = a == -math.inf  # it stays masked, and has no derivative in t2
+        a = jnp.where(masked, a, inner * jnp.where(masked, 0.0, a))
     m, _ = _solution(a, t2, axis)
-    return _weighted_loss(a, m, y, w, t1, t2, axis, is_label)
+    return outer * _weighted_loss(a, m, y, w, t1, t2, axis, is_label)
 
 
 def _kept(where: ArrayLike | None, logits: Array, axis: int) -> Array | None:

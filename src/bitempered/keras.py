@@ -9,9 +9,21 @@ module first.
 Shapes, options and temperatures are always checked; values only in eager mode on the CPU. In a compiled step invalid
 values give NaN: class indices out of range, negative probabilities. Probabilities need not sum to 1 there: y counts as
 sum(y) times y / sum(y).
+
+The temperatures are attributes, `loss.t1` and `loss.t2`, which a callback may set between epochs. Keras compiles a step
+with the numbers they are, so give the model `loss.temperatures` among its metrics: variables instead of numbers, which
+need no new compilation, and which Keras logs.
+
+    loss = BiTemperedLogisticLoss(t1=1.0, t2=1.0, rescale=True)
+    model.compile("adam", loss, metrics=["accuracy", loss.temperatures])
+
+    class Anneal(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            loss.t1, loss.t2 = schedule(epoch)
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from bitempered import core
-from bitempered.checks import check_label_smoothing, check_logits, check_temperatures
+from bitempered.checks import check_label_smoothing, check_logits, check_rescale, check_temperature, check_temperatures
 from bitempered.encoding import encode_binary, encode_classes, namespace
 
 try:
@@ -33,7 +45,7 @@ except ImportError as error:
         ) from error
     raise ModuleNotFoundError('bitempered.keras needs Keras 3: pip install "bitempered[keras]"') from None
 
-__all__ = ["BiTemperedBinaryLogisticLoss", "BiTemperedLogisticLoss"]
+__all__ = ["BiTemperedBinaryLogisticLoss", "BiTemperedLogisticLoss", "Temperatures"]
 
 Tensor = Any  # of the backend
 
@@ -44,6 +56,29 @@ xp = namespace(
     cast=lambda x, like: ops.cast(x, like.dtype),
     class_indices=lambda classes, target: ops.arange(classes, dtype=target.dtype),
 )
+
+
+@keras.saving.register_keras_serializable(package="bitempered")
+class Temperatures(keras.metrics.Metric):
+    """The temperatures of a loss as variables of a model, and in its logs; see the top of this module."""
+
+    def __init__(self, t1: float, t2: float, name: str = "temperatures", dtype: Any = None) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.t1, self.t2 = (self.add_variable((), "zeros", dtype=self.dtype, name=name) for name in ("t1", "t2"))
+        self.t1.assign(t1)  # an initializer would round to float32 on TensorFlow
+        self.t2.assign(t2)
+
+    def update_state(self, *_: Any, **__: Any) -> None:
+        """Nothing: the temperatures are set, not measured."""
+
+    def reset_state(self) -> None:
+        """Nothing: Keras resets metrics at every epoch."""
+
+    def result(self) -> dict[str, Tensor]:
+        return {"t1": self.t1 + 0.0, "t2": self.t2 + 0.0}  # values, not variables
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "t1": float(self.t1.value), "t2": float(self.t2.value)}
 
 
 class _Loss(keras.losses.Loss):
@@ -60,9 +95,14 @@ class _Loss(keras.losses.Loss):
         reduction: str | None = "sum_over_batch_size",
         name: str | None = None,
         dtype: Any = None,
+        rescale: bool = False,
     ) -> None:
         super().__init__(name=name, reduction=reduction, dtype=dtype)
-        self.t1, self.t2 = check_temperatures(t1, t2)
+        self._numbers = dict(zip(("t1", "t2"), check_temperatures(t1, t2), strict=True))
+        self._metric: Temperatures | None = None
+        self._traced = False  # whether a compiled step may have the numbers as constants
+        check_rescale(rescale, 2, 1.0)
+        self.rescale = rescale
         check_label_smoothing(label_smoothing)
         self.label_smoothing = label_smoothing
         if from_logits is not True:
@@ -70,6 +110,40 @@ class _Loss(keras.losses.Loss):
                 f"from_logits must be True, got {from_logits!r}: probabilities are not supported, since the loss has a"
                 " softmax of its own; leave out the activation of the last layer"
             )
+
+    t1 = property(lambda self: self._numbers["t1"], lambda self, value: self._set("t1", value))
+    t2 = property(lambda self: self._numbers["t2"], lambda self, value: self._set("t2", value))
+
+    def _set(self, name: str, value: float) -> None:
+        changed = self._numbers[name] != value
+        self._numbers[name] = check_temperature(value, name)  # the two together when used: one is set before the other
+        if self._metric is not None:
+            getattr(self._metric, name).assign(value)
+        elif self._traced and changed:
+            warnings.warn(
+                f"a step that Keras has compiled keeps the old {name}: to change temperatures while a model trains,"
+                " give model.compile the metric `loss.temperatures`",
+                stacklevel=3,
+            )
+
+    @property
+    def temperatures(self) -> Temperatures:
+        """The metric that makes the temperatures variables; see the top of this module."""
+        if self._metric is None:
+            self._metric = Temperatures(self.t1, self.t2, dtype=self.dtype)
+        return self._metric
+
+    def _pair(self, classes: int, like: Tensor) -> tuple[Any, Any]:
+        """Validate the temperatures; return numbers, or tensors, which are NaN if a compiled step gets bad ones."""
+        pair = check_temperatures(**self._numbers)
+        check_rescale(self.rescale, classes, self.t2)
+        if self._metric is None:
+            if keras.backend.backend() != "torch":  # which reads the numbers anew, or compiles anew
+                self._traced = self._traced or _values(like) is None
+            return pair
+        t1, t2 = (ops.convert_to_tensor(variable.value, dtype=self.dtype) for variable in self._metric.variables)
+        valid = (t1 >= 0) & (t1 < 2) & (t1 <= t2) & (t2 < math.inf)
+        return xp.where(valid, t1, math.nan), xp.where(valid, t2, math.nan)
 
     @property
     def dtype(self) -> str:
@@ -89,8 +163,8 @@ class _Loss(keras.losses.Loss):
         return super().__call__(y_true, y_pred, sample_weight)
 
     def get_config(self) -> dict[str, Any]:
-        options = {"t1": self.t1, "t2": self.t2, "from_logits": True, "label_smoothing": self.label_smoothing}
-        return {**super().get_config(), **options, "dtype": self.dtype}
+        options = {"from_logits": True, "label_smoothing": self.label_smoothing, "rescale": self.rescale}
+        return {**super().get_config(), **self._numbers, **options, "dtype": self.dtype}
 
 
 @keras.saving.register_keras_serializable(package="bitempered")
@@ -110,6 +184,9 @@ class BiTemperedLogisticLoss(_Loss):
         label_smoothing: e in [0, 1] turns y into (1 - e) y + e / C.
         axis: the class axis of `y_pred`, of length C.
         reduction, name, dtype: as in `keras.losses.Loss`.
+        rescale: whether to multiply the logits by C^(t2-1) and the loss by C^(1-t1). At equal logits the gradient is
+            then that of cross-entropy, so that its learning rates suit every pair of temperatures. The probabilities
+            are `tempered_softmax(C**(t2 - 1) * logits, t2)`.
 
     `y_true` shaped like `y_pred` holds class probabilities; without the class axis, or with one of length 1, class
     indices.
@@ -131,8 +208,9 @@ class BiTemperedLogisticLoss(_Loss):
         reduction: str | None = "sum_over_batch_size",
         name: str | None = None,
         dtype: Any = None,
+        rescale: bool = False,
     ) -> None:
-        super().__init__(t1, t2, from_logits, label_smoothing, reduction, name, dtype)
+        super().__init__(t1, t2, from_logits, label_smoothing, reduction, name, dtype, rescale)
         if not isinstance(axis, int):
             raise TypeError(f"axis must be an int, got {type(axis).__name__}")
         self.axis = axis
@@ -160,7 +238,7 @@ class BiTemperedLogisticLoss(_Loss):
         y, _, is_label = encode_classes(y_pred, y_true, None, self.label_smoothing, axis, indices=indices, xp=xp)
         if indices:
             y = xp.where(ops.expand_dims(valid, axis), y, math.nan)
-        return _losses(y_pred, y, self.t1, self.t2, axis, is_label)
+        return _losses(y_pred, y, *self._pair(classes, y_pred), axis, is_label, self.rescale)
 
 
 @keras.saving.register_keras_serializable(package="bitempered")
@@ -176,6 +254,7 @@ class BiTemperedBinaryLogisticLoss(_Loss):
             without activation.
         label_smoothing: e in [0, 1] turns y into (1 - e) y + e / 2.
         reduction, name, dtype: as in `keras.losses.Loss`.
+        rescale: as in `BiTemperedLogisticLoss`, with C = 2.
 
     `y_true` holds probabilities of the positive class, shaped like `y_pred`; a last axis of length 1 may be omitted.
 
@@ -198,12 +277,15 @@ class BiTemperedBinaryLogisticLoss(_Loss):
         if self.label_smoothing:
             y = (1 - self.label_smoothing) * y + self.label_smoothing / 2
         a, y, _ = encode_binary(y_pred, y, None, xp=xp)
-        losses = _losses(a, y, self.t1, self.t2, len(logits), is_label=False)
+        losses = _losses(a, y, *self._pair(2, y_pred), len(logits), False, self.rescale)
         return ops.sum(losses, axis=-1) / ops.sum(ops.ones_like(losses), axis=-1)  # ops.mean is float32 on JAX
 
 
-def _losses(a: Tensor, y: Tensor, t1: float, t2: float, axis: int, is_label: bool) -> Tensor:
+def _losses(a: Tensor, y: Tensor, t1: Any, t2: Any, axis: int, is_label: bool, rescale: bool) -> Tensor:
     """The loss of each example; NaN where a y is negative or NaN."""
+    if rescale:
+        inner, outer = core.scales(a.shape[axis], t1, t2)
+        return outer * _losses(inner * a, y, t1, t2, axis, is_label, rescale=False)
     y = xp.where(y >= 0, y, math.nan)
     u, m = core.solve(ops.stop_gradient(a), t2, axis=axis, xp=xp)
     target = core.weigh(y, None, is_label=is_label, axis=axis, xp=xp)
@@ -238,7 +320,7 @@ def _with_gradient(gradient: Callable[..., Tensor], value: Tensor, x: Tensor, *c
     return function(ops.stop_gradient(value), x, *constants)
 
 
-def _tied(m: Tensor, a: Tensor, t: float, axis: int) -> Tensor:
+def _tied(m: Tensor, a: Tensor, t: Any, axis: int) -> Tensor:
     """Return the solution m as a function of the logits a, with the gradient `core.normalizer_gradient`.
 
     The rule ties its own m too, for a second derivative without a second solve.

@@ -18,7 +18,7 @@ from bitempered.checks import (
     check_temperatures,
     is_integer,
 )
-from bitempered.encoding import encode_binary, encode_classes, namespace, widen
+from bitempered.encoding import encode_binary, encode_classes, factors, namespace, widen
 
 __all__ = [
     "bi_tempered_binary_logistic_loss",
@@ -128,6 +128,7 @@ def bi_tempered_logistic_loss(
     weight: ArrayLike | None = None,
     label_smoothing: float = 0.0,
     axis: int = -1,
+    rescale: bool = False,
 ) -> Array:
     """The robust bi-tempered logistic loss of each example.
 
@@ -145,6 +146,9 @@ def bi_tempered_logistic_loss(
             class indices without smoothing only the weights of the targets matter.
         label_smoothing: e in [0, 1] turns y into (1 - e) y + e / C.
         axis: the class axis.
+        rescale: whether to multiply the logits by C^(t2-1) and the loss by C^(1-t1). At equal logits the gradient is
+            then that of cross-entropy, so that its learning rates suit every pair of temperatures. The probabilities
+            are `tempered_softmax(C**(t2 - 1) * logits, t2)`.
 
     Returns:
         The shape of `logits` without the class axis, in the dtype of `logits`.
@@ -154,7 +158,7 @@ def bi_tempered_logistic_loss(
 
     Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
     """
-    return _loss(logits, target, t1, t2, weight, label_smoothing, axis, with_gradient=False)[0]
+    return _loss(logits, target, t1, t2, weight, label_smoothing, axis, rescale, with_gradient=False)[0]
 
 
 def loss_and_grad(
@@ -166,6 +170,7 @@ def loss_and_grad(
     weight: ArrayLike | None = None,
     label_smoothing: float = 0.0,
     axis: int = -1,
+    rescale: bool = False,
 ) -> tuple[Array, Array]:
     """`bi_tempered_logistic_loss` and its gradient in the logits from one solve, for hand-written optimisers.
 
@@ -176,7 +181,7 @@ def loss_and_grad(
     >>> losses.round(4), gradient.round(4)
     (array([2.1269]), array([[ 0.8808, -0.8808]]))
     """
-    return _loss(logits, target, t1, t2, weight, label_smoothing, axis, with_gradient=True)
+    return _loss(logits, target, t1, t2, weight, label_smoothing, axis, rescale, with_gradient=True)
 
 
 def bi_tempered_binary_logistic_loss(
@@ -187,6 +192,7 @@ def bi_tempered_binary_logistic_loss(
     *,
     weight: ArrayLike | None = None,
     pos_weight: ArrayLike | None = None,
+    rescale: bool = False,
 ) -> Array:
     """`bi_tempered_logistic_loss` of each logit a against 0: logits (0, a) and probabilities (1 - y, y).
 
@@ -197,6 +203,7 @@ def bi_tempered_binary_logistic_loss(
         t2: temperature of the sigmoid, t2 >= t1. Above 1 its tail is heavy.
         weight: multiplies each loss; not negative; broadcasts to the shape of `logits`.
         pos_weight: the class weights (1, pos_weight); not negative; broadcasts to the shape of `logits`.
+        rescale: as in `bi_tempered_logistic_loss`, with C = 2.
 
     Returns:
         The shape and dtype of `logits`.
@@ -214,7 +221,8 @@ def bi_tempered_binary_logistic_loss(
     _check_weight(pos_weight, "pos_weight")
     with _quiet():
         a, y, w = encode_binary(widen(logits), target, pos_weight, xp=xp)
-        losses, _ = _weighted_loss(a, core.weigh(y, w, is_label=False, axis=-1, xp=xp), t1, t2, axis=-1)
+        weighted = core.weigh(y, w, is_label=False, axis=-1, xp=xp)
+        losses, _ = _weighted_loss(a, weighted, t1, t2, -1, rescale, with_gradient=False)
         if weight is not None:
             losses = np.where(weight == 0, 0.0, losses * weight)  # 0 times an infinite loss is 0
         return losses.astype(logits.dtype)
@@ -246,6 +254,7 @@ def _loss(
     weight: ArrayLike | None,
     label_smoothing: float,
     axis: int,
+    rescale: bool,
     with_gradient: bool,
 ) -> tuple[Array, Array]:
     t1, t2 = check_temperatures(t1, t2)
@@ -258,21 +267,23 @@ def _loss(
         indices = is_integer(target)
         y, w, is_label = encode_classes(a, target, weight, label_smoothing, axis, indices=indices, xp=xp)
         weighted = core.weigh(y, w, is_label=is_label, axis=axis, xp=xp)
-        losses, gradient = _weighted_loss(a, weighted, t1, t2, axis, with_gradient)
+        losses, gradient = _weighted_loss(a, weighted, t1, t2, axis, rescale, with_gradient)
         return losses.astype(logits.dtype), gradient.astype(logits.dtype)
 
 
 def _weighted_loss(
-    a: Array, target: core.Target, t1: float, t2: float, axis: int, with_gradient: bool = False
+    a: Array, target: core.Target, t1: float, t2: float, axis: int, rescale: bool, with_gradient: bool
 ) -> tuple[Array, Array]:
     """Return the loss of each example and its gradient in the logits, which is empty unless `with_gradient`."""
-    u, m = core.solve(a, t2, axis=axis, xp=xp)
+    inner, outer = factors(rescale, a.shape[axis], t1, t2)
+    u, m = core.solve(inner * a, t2, axis=axis, xp=xp)
     if not with_gradient:
         losses = core.weighted_loss(target, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp)
-        return np.squeeze(losses, axis), np.empty(0)
+        return outer * np.squeeze(losses, axis), np.empty(0)
     at = core.state(u, m, t2, axis=axis, xp=xp)
     losses = core.weighted_loss(target, at.log_p, t1, axis=axis, xp=xp)
-    return np.squeeze(losses, axis), core.weighted_gradient(target, at, t1, t2, axis=axis, xp=xp)
+    gradient = core.weighted_gradient(target, at, t1, t2, axis=axis, xp=xp)
+    return outer * np.squeeze(losses, axis), (inner * outer) * gradient
 
 
 def _quiet() -> np.errstate:

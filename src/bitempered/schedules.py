@@ -3,10 +3,42 @@
 >>> schedule = anneal((1, 1), (0.5, 1.5), begin=10, finish=20)
 >>> [schedule(epoch) for epoch in (0, 15, 30)]
 [(1.0, 1.0), (0.75, 1.25), (0.5, 1.5)]
+
+A loss has its temperatures as attributes. PyTorch:
+
+    for step, (x, y) in enumerate(batches):
+        criterion.t1, criterion.t2 = schedule(step)
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+
+Lightning, for a module with a loss `criterion`:
+
+    class Anneal(lightning.Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            module.criterion.t1, module.criterion.t2 = schedule(trainer.global_step)
+
+Hugging Face, for a Trainer whose `compute_loss_func` calls `criterion`:
+
+    class Anneal(transformers.TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            criterion.t1, criterion.t2 = schedule(state.global_step)
+
+Keras, for a model compiled with `metrics=[loss.temperatures]`:
+
+    class Anneal(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            loss.t1, loss.t2 = schedule(epoch)
+
+JAX, where `update` is a function under `jax.jit` with t1 and t2 among its arguments, and compiles once:
+
+    for step, (x, y) in enumerate(batches):
+        params = update(params, x, y, *schedule(step))
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from bitempered.checks import check_number, check_temperatures
 
@@ -23,22 +55,32 @@ def anneal(start: Pair, end: Pair, *, begin: float, finish: float, shape: str = 
     """Return a function from a step (or an epoch) to (t1, t2): `start` up to `begin`, `end` from `finish` on.
 
     In between, both temperatures move together, along a line or (`shape="cosine"`) along half a cosine, which starts
-    and ends slowly. Any unit of time will do, if `begin` and `finish` use the same.
+    and ends slowly. Any unit of time will do, if `begin` and `finish` use the same. The function can be pickled.
     """
-    (t1_start, t2_start), (t1_end, t2_end) = check_temperatures(*start), check_temperatures(*end)
     begin, finish = check_number(begin, "begin"), check_number(finish, "finish")
     if begin > finish:
         raise ValueError(f"begin must not be after finish, got begin = {begin:g} and finish = {finish:g}")
     if shape not in SHAPES:
         raise ValueError(f"shape must be one of {', '.join(SHAPES)}, got {shape!r}")
+    return _Anneal(check_temperatures(*start), check_temperatures(*end), begin, finish, shape)
 
-    def schedule(step: float) -> Pair:
-        if step >= finish:
-            return t1_end, t2_end
-        part = SHAPES[shape](max(0.0, step - begin) / (finish - begin)) if step > begin else 0.0
-        return t1_start + part * (t1_end - t1_start), t2_start + part * (t2_end - t2_start)
 
-    return schedule
+@dataclass(frozen=True)
+class _Anneal:
+    """What `anneal` returns: not a closure, since estimators are pickled with their schedule."""
+
+    start: Pair
+    end: Pair
+    begin: float
+    finish: float
+    shape: str
+
+    def __call__(self, step: float) -> Pair:
+        if step >= self.finish:
+            return self.end
+        part = SHAPES[self.shape]((step - self.begin) / (self.finish - self.begin)) if step > self.begin else 0.0
+        (t1, t2), (t1_end, t2_end) = self.start, self.end
+        return t1 + part * (t1_end - t1), t2 + part * (t2_end - t2)
 
 
 def default(classes: int, steps: float) -> Callable[[float], Pair]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bitempered.kernels import cpu, hooks
 
-__all__ = ["choose", "use"]
+__all__ = ["choose", "choose_core", "use"]
 
 NAMES = ("core", "triton", "cpu")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -62,6 +62,15 @@ def choose(logits: Tensor, target: Tensor | None, axis: int | None) -> str:
     if refusal and forced:
         raise RuntimeError(f"the {name} kernel cannot compute this loss: {refusal}")
     return "core" if refusal else name
+
+
+def choose_core(reason: str) -> None:
+    """Raise RuntimeError if a kernel is forced, where for some `reason` only core can compute."""
+    if torch.compiler.is_compiling():
+        return
+    forced = _forced.get()
+    if forced not in (None, "core"):
+        raise RuntimeError(f"the {forced} kernel cannot compute this loss: {reason}")
 
 
 def _triton_refuses(logits: Tensor, target: Tensor | None, axis: int | None) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["NEEDED", "jvp_levels", "missing", "single_level_apply", "why_not_plain"]
+__all__ = ["NEEDED", "is_constant", "jvp_levels", "missing", "single_level_apply", "why_not_plain"]
 
 NEEDED = (
     "_C._are_functorch_transforms_active",
@@ -52,6 +52,17 @@ def jvp_levels() -> int | None:
     if _interpreters is None or _jvp is None:
         return None
     return sum(level.key() == _jvp for level in _interpreters() or [])
+
+
+def is_constant(number: float) -> bool:
+    """Whether torch.compile takes this number as a constant, rather than as an input that may change between calls.
+
+    A version of torch that does not tell has constants only: it compiles anew for another number.
+    """
+    from torch.fx.experimental import symbolic_shapes  # imports SymPy, as compiling does
+
+    known = getattr(symbolic_shapes, "statically_known_true", None)
+    return known is None or known(number >= 1) or known(number < 1)
 
 
 def single_level_apply(function: Any) -> Any:

@@ -2,10 +2,12 @@
 
 from typing import NamedTuple
 
+from torch import Tensor
+
 
 class LossOptions(NamedTuple):
-    t1: float
-    t2: float
+    t1: float | Tensor  # a tensor has one value per example, and goes to core
+    t2: float | Tensor
     axis: int  # of the classes
     label_smoothing: float
     ignore_index: int

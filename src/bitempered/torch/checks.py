@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitempered.checks import check_temperatures
+from bitempered.checks import check_rescale, check_temperature, check_temperatures
+from bitempered.kernels import hooks
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import bad_index, value_range
-from bitempered.torch.autograd import compute_dtype
+from bitempered.torch.autograd import Temperature, compute_dtype
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 _checked = Memo()  # the options of earlier calls, by everything that their validity depends on
@@ -23,37 +24,121 @@ _checked = Memo()  # the options of earlier calls, by everything that their vali
 def class_options(
     logits: Tensor,
     target: Tensor,
-    t1: float,
-    t2: float,
+    t1: Temperature,
+    t2: Temperature,
     weight: Tensor | None,
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
+    rescale: bool,
 ) -> tuple[Tensor, LossOptions]:
     """Validate everything except values. Returns the target, with class indices as int64, and the options.
 
     Arguments like those of an earlier valid call are not validated again: a training loop repeats the same call.
+    Tensor temperatures are validated each time, values included; in the options they have one value per example.
     """
     key: Any = None
-    if not torch.compiler.is_compiling():
+    if not (isinstance(t1, Tensor) or isinstance(t2, Tensor) or torch.compiler.is_compiling()):
         try:
             of_weight = None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad)
             key = (
                 logits.shape, logits.dtype, logits.device, target.shape, target.dtype, target.device, of_weight,
-                t1, t2, ignore_index, reduction, label_smoothing,
-                type(t1), type(t2), type(ignore_index), type(label_smoothing),  # 1.0 == 1, but only one may be valid
+                t1, t2, ignore_index, reduction, label_smoothing, rescale,
+                # 1.0 == 1 == True, but only one may be valid
+                type(t1), type(t2), type(ignore_index), type(label_smoothing), type(rescale),
             )  # fmt: skip
             found = _checked.get(key)
             if found is not None:
                 return _as_target(target), found
         except (AttributeError, TypeError):  # not tensors, or not hashable: the checks below say what is wrong
             key = None
-    t1, t2 = check_temperatures(t1, t2)
     target, axis = check_class_arguments(logits, target, weight, ignore_index, reduction, label_smoothing, values=False)
+    t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
+    check_rescale(rescale, logits.shape[axis], 1.0 if isinstance(t2, Tensor) else t2)
     options = LossOptions(t1, t2, axis, float(label_smoothing), ignore_index, reduction)
     if key is not None:
         _checked.keep(key, options)
     return target, options
+
+
+def temperatures_per_example(
+    t1: Temperature, t2: Temperature, logits: Tensor, shape: torch.Size
+) -> tuple[Temperature, Temperature]:
+    """Validate temperatures. Returns numbers as they are, and tensors in the `shape` and dtype of unreduced losses."""
+    t1, t2 = (_unless_constant(t, logits) for t in (t1, t2))
+    if not isinstance(t1, Tensor) and not isinstance(t2, Tensor):
+        return check_temperatures(t1, t2)
+    t1 = _as_temperature(t1, "t1", logits, shape) if isinstance(t1, Tensor) else check_temperature(t1, "t1")
+    t2 = _as_temperature(t2, "t2", logits, shape) if isinstance(t2, Tensor) else check_temperature(t2, "t2")
+    check_temperature_values(t1, t2)
+    return t1.expand(shape) if isinstance(t1, Tensor) else t1, t2.expand(shape) if isinstance(t2, Tensor) else t2
+
+
+def temperature_per_example(t: Temperature, logits: Tensor, shape: torch.Size) -> Temperature:
+    """`temperatures_per_example` of the temperature of a softmax."""
+    t = _unless_constant(t, logits)
+    if not isinstance(t, Tensor):
+        return check_temperature(t, "t")
+    tensor = _as_temperature(t, "t", logits, shape)
+    _check_values(
+        tensor,
+        lambda: (tensor >= 0) & (tensor < torch.inf),
+        lambda: ValueError(f"t must be finite and >= 0, got {_values(tensor)}"),
+    )
+    return tensor.expand(shape)
+
+
+def _unless_constant(t: Temperature, logits: Tensor) -> Temperature:
+    """A number that changes between calls of one compiled function becomes a tensor: core branches on numbers."""
+    if not torch.compiler.is_compiling() or not isinstance(t, (float, int)) or hooks.is_constant(t):
+        return t
+    return logits.new_zeros((), dtype=compute_dtype(logits.dtype)) + t
+
+
+def _as_temperature(t: Tensor, name: str, logits: Tensor, shape: torch.Size) -> Tensor:
+    if not t.is_floating_point():
+        raise TypeError(f"{name} must be a number or a floating-point tensor, got {t.dtype}")
+    if t.device != logits.device:
+        raise RuntimeError(f"{name} is on {t.device} and logits on {logits.device}: they must be on one device")
+    if not _broadcasts(t, shape):
+        raise ValueError(
+            f"{name} must be one number or broadcast to the shape of the unreduced loss, {tuple(shape)},"
+            f" got shape {tuple(t.shape)}"
+        )
+    return t.to(compute_dtype(logits.dtype))
+
+
+def check_temperature_values(t1: Temperature, t2: Temperature) -> None:
+    """Validate temperatures of which one at least is a tensor."""
+    tensor = t1 if isinstance(t1, Tensor) else t2
+    assert isinstance(tensor, Tensor)
+    _check_values(
+        tensor,
+        lambda: torch.as_tensor((t1 >= 0) & (t1 < 2) & (t1 <= t2) & (t2 < torch.inf)),
+        lambda: ValueError(
+            f"temperatures must be 0 <= t1 < 2 and t1 <= t2, both finite, got t1 = {_values(t1)} and t2 = {_values(t2)}"
+        ),
+    )
+
+
+def check_stored_options(t1: Temperature, t2: Temperature, rescale: bool) -> tuple[Temperature, Temperature, bool]:
+    """Validate what a module stores, as far as possible without logits."""
+    check_rescale(rescale, 1, 1.0)
+    for name, t in (("t1", t1), ("t2", t2)):
+        if isinstance(t, Tensor) and not t.is_floating_point():
+            raise TypeError(f"{name} must be a number or a floating-point tensor, got {t.dtype}")
+        if not isinstance(t, Tensor):
+            check_temperature(t, name)
+    if not isinstance(t1, Tensor) and not isinstance(t2, Tensor):
+        return *check_temperatures(t1, t2), rescale
+    check_temperature_values(t1, t2)
+    return t1, t2, rescale
+
+
+def _values(t: Temperature) -> str:
+    if not isinstance(t, Tensor):
+        return f"{t:g}"
+    return f"{t.item():g}" if t.numel() == 1 else value_range(t)
 
 
 def check_class_arguments(
@@ -98,7 +183,7 @@ def check_binary_arguments(
         raise RuntimeError(f"target must be real, got {target.dtype}")
     for name, value in (("weight", weight), ("pos_weight", pos_weight)):
         _check_weight(value, name, logits.device)
-        if value is not None and not _broadcasts(value, logits):
+        if value is not None and not _broadcasts(value, logits.shape):
             raise RuntimeError(
                 f"{name} must broadcast to the shape of logits, {tuple(logits.shape)}, got {tuple(value.shape)}"
             )
@@ -240,8 +325,8 @@ def _holds(x: Tensor, claim: Callable[[], Tensor]) -> bool:
     return True
 
 
-def _broadcasts(x: Tensor, to: Tensor) -> bool:
+def _broadcasts(x: Tensor, to: torch.Size) -> bool:
     try:
-        return torch.broadcast_shapes(x.shape, to.shape) == to.shape
+        return torch.broadcast_shapes(x.shape, to) == to
     except RuntimeError:
         return False

@@ -4,8 +4,15 @@ import torch
 from torch import Tensor
 
 from bitempered import core, kernels
-from bitempered.checks import check_temperature, check_temperatures
-from bitempered.torch.autograd import compute_dtype, log_softmax_and_partition, loss_per_example, xp
+from bitempered.checks import check_rescale, check_temperature
+from bitempered.torch.autograd import (
+    Temperature,
+    along,
+    compute_dtype,
+    log_softmax_and_partition,
+    loss_per_example,
+    xp,
+)
 from bitempered.torch.checks import (
     check_binary_arguments,
     check_class_axis,
@@ -13,6 +20,8 @@ from bitempered.torch.checks import (
     check_not_negative,
     check_target_values,
     class_options,
+    temperature_per_example,
+    temperatures_per_example,
 )
 from bitempered.torch.fused import device_softmax, fused_loss
 from bitempered.torch.reductions import reduce, reduce_classes
@@ -59,7 +68,7 @@ def exp_t(x: Tensor, t: float) -> Tensor:
     return core.exp_t(x.to(compute_dtype(x.dtype)), t, xp=xp).to(x.dtype)
 
 
-def log_partition(logits: Tensor, t: float, dim: int = -1) -> Tensor:
+def log_partition(logits: Tensor, t: Temperature, dim: int = -1) -> Tensor:
     """lambda_t(logits), the number that makes exp_t(logits - lambda_t) sum to 1 along `dim`.
 
     Log-sum-exp at t = 1. Its gradient is the escort distribution, p^t / sum(p^t); exactly at the edge of a support, for
@@ -74,7 +83,7 @@ def log_partition(logits: Tensor, t: float, dim: int = -1) -> Tensor:
     return _softmax(logits, t, dim, "partition")
 
 
-def tempered_log_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
+def tempered_log_softmax(logits: Tensor, t: Temperature, dim: int = -1) -> Tensor:
     """The natural logarithm of `tempered_softmax`, computed without forming it; -inf outside a finite support (t < 1).
 
     >>> tempered_log_softmax(torch.zeros(4), 1.2).exp()
@@ -83,7 +92,7 @@ def tempered_log_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
     return _softmax(logits, t, dim, "logarithms")
 
 
-def tempered_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
+def tempered_softmax(logits: Tensor, t: Temperature, dim: int = -1) -> Tensor:
     """exp_t(logits - lambda_t(logits)): the probabilities of a model trained with temperature t2 = t.
 
     Softmax at t = 1; a heavier tail for t > 1; sparse for t < 1 (sparsemax at t = 0). Logits of -inf get probability 0,
@@ -92,7 +101,8 @@ def tempered_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
 
     Args:
         logits: any shape.
-        t: the temperature, a finite number >= 0.
+        t: the temperature, a finite number >= 0, or a tensor of such numbers that broadcasts to the shape of `logits`
+            without `dim`. A tensor may have a gradient.
         dim: the dimension that sums to 1.
 
     >>> tempered_softmax(torch.tensor([4.0, 2.0, 0.0]), 0.0)
@@ -101,7 +111,7 @@ def tempered_softmax(logits: Tensor, t: float, dim: int = -1) -> Tensor:
     return _softmax(logits, t, dim, "probabilities")
 
 
-def tempered_sigmoid(logits: Tensor, t: float) -> Tensor:
+def tempered_sigmoid(logits: Tensor, t: Temperature) -> Tensor:
     """The probability of the positive class, tempered_softmax([0, a])[1] for each logit a; the sigmoid at t = 1.
 
     >>> tempered_sigmoid(torch.zeros(2), 1.5)
@@ -115,13 +125,14 @@ def tempered_sigmoid(logits: Tensor, t: float) -> Tensor:
 def bi_tempered_logistic_loss(
     logits: Tensor,
     target: Tensor,
-    t1: float,
-    t2: float,
+    t1: Temperature,
+    t2: Temperature,
     *,
     weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    rescale: bool = False,
 ) -> Tensor:
     r"""The robust bi-tempered logistic loss, with the interface of `torch.nn.functional.cross_entropy`.
 
@@ -143,12 +154,16 @@ def bi_tempered_logistic_loss(
         reduction: "none", "sum" or "mean", which divides as `cross_entropy` does: by the summed weights of the targets
             for class indices, by the number of examples for class probabilities.
         label_smoothing: e in [0, 1] turns y into (1 - e) y + e / C.
+        rescale: use C^(1-t1) times the loss of C^(t2-1) logits, which starts to learn as cross-entropy does at the same
+            learning rate, whatever the temperatures. Probabilities are then tempered_softmax(C^(t2-1) logits, t2).
+
+    Each temperature may be a tensor, with or without a gradient, that broadcasts to the shape of the unreduced loss.
 
     Returns:
         A scalar, or for "none" the shape of `logits` without C. The dtype is that of `logits`, float32 under autocast.
 
-    Class indices, probabilities and the signs of weights are checked on CPU, and by a device-side assert on CUDA (which
-    sees only the weights in use); not under vmap, compile, export and graph capture.
+    Class indices, probabilities, tensor temperatures and the signs of weights are checked on CPU, and by a device-side
+    assert on CUDA (which sees only the weights in use); not under vmap, compile, export and graph capture.
 
     >>> logits = torch.tensor([[4.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
     >>> bi_tempered_logistic_loss(logits, torch.tensor([0, 2]), t1=0.8, t2=1.2, reduction="none")
@@ -156,44 +171,93 @@ def bi_tempered_logistic_loss(
 
     Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
     """
-    return class_loss(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing)
+    return class_loss(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing, rescale)
 
 
 def class_loss(
     logits: Tensor,
     target: Tensor,
-    t1: float,
-    t2: float,
+    t1: Temperature,
+    t2: Temperature,
     weight: Tensor | None,
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
+    rescale: bool,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """`bi_tempered_logistic_loss`, in `dtype` if one is given."""
-    target, options = class_options(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing)
+    target, options = class_options(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing, rescale)
     dtype = dtype or result_dtype(logits)
-    kernel = kernels.choose(logits, target, options.axis)
-    if kernel == "triton":  # it asserts values on the device
-        return fused_loss(kernel, logits, target, weight, options, dtype)
-    check_not_negative(weight, "weight")
-    if kernel == "cpu":  # it checks class indices itself
-        return fused_loss(kernel, logits, target, weight, options, dtype)
     t1, t2, axis, label_smoothing, ignore_index, reduction = options
+    if isinstance(t1, Tensor) or isinstance(t2, Tensor):
+        kernels.choose_core("it takes temperatures that are numbers, got a tensor")
+        kernel = "core"
+    else:
+        kernel = kernels.choose(logits, target, axis)
+    factor: Temperature = 1.0
+    if rescale:
+        logits, factor = _rescaled(logits, logits.shape[axis], t1, t2, axis)
+    if kernel != "triton":  # which asserts values on the device
+        check_not_negative(weight, "weight")
+    if kernel != "core":  # "cpu" checks class indices itself
+        if rescale:
+            return (fused_loss(kernel, logits, target, weight, options, logits.dtype) * factor).to(dtype)
+        return fused_loss(kernel, logits, target, weight, options, dtype)
     check_target_values(target, logits.shape[axis], axis, ignore_index)
     losses = loss_per_example(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
+    losses = losses * factor if rescale else losses
     return reduce_classes(losses, target, weight, ignore_index, reduction).to(dtype)
+
+
+def _rescaled(
+    logits: Tensor, classes: int, t1: Temperature, t2: Temperature, axis: int | None
+) -> tuple[Tensor, Temperature]:
+    """The logits times K^(t2-1), in the dtype to compute in, and the factor K^(1-t1) of each example's loss."""
+    logit_scale, factor = core.scales(classes, t1, t2)
+    a = logits.to(compute_dtype(logits.dtype))
+    if not isinstance(logit_scale, Tensor):
+        return a * logit_scale, factor
+    # An infinite or ignored logit times a derivative of 0 would be NaN in the derivative in t2.
+    finite = a.isfinite()
+    scaled = torch.where(finite, a, 0.0) * (logit_scale if axis is None else along(logit_scale, axis))
+    return torch.where(finite, scaled, a), factor
+
+
+def probabilities(logits: Tensor, t2: Temperature, axis: int, rescale: bool) -> Tensor:
+    """The probabilities of a model trained with temperature t2: `tempered_softmax`, if need be of rescaled logits."""
+    check_floating(logits, "logits")
+    check_class_axis(logits, axis)
+    if not rescale:
+        return tempered_softmax(logits, t2, axis)
+    axis %= logits.dim()
+    t2 = temperature_per_example(t2, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
+    check_rescale(rescale, logits.shape[axis], 1.0 if isinstance(t2, Tensor) else t2)
+    scaled, _ = _rescaled(logits, logits.shape[axis], 1.0, t2, axis)
+    return tempered_softmax(scaled, t2, axis).to(result_dtype(logits))
+
+
+def binary_probabilities(logits: Tensor, t2: Temperature, rescale: bool) -> Tensor:
+    """`probabilities` of the positive class, for logits against 0."""
+    check_floating(logits, "logits")
+    if not rescale:
+        return tempered_sigmoid(logits, t2)
+    t2 = temperature_per_example(t2, logits, logits.shape)
+    check_rescale(rescale, 2, 1.0 if isinstance(t2, Tensor) else t2)
+    scaled, _ = _rescaled(logits, 2, 1.0, t2, None)
+    return tempered_sigmoid(scaled, t2).to(result_dtype(logits))
 
 
 def bi_tempered_binary_logistic_loss(
     logits: Tensor,
     target: Tensor,
-    t1: float,
-    t2: float,
+    t1: Temperature,
+    t2: Temperature,
     *,
     weight: Tensor | None = None,
     pos_weight: Tensor | None = None,
     reduction: str = "mean",
+    rescale: bool = False,
 ) -> Tensor:
     """`bi_tempered_logistic_loss` of each logit against 0, in the style of `binary_cross_entropy_with_logits`.
 
@@ -207,6 +271,9 @@ def bi_tempered_binary_logistic_loss(
         weight: multiplies each loss; not negative; broadcasts to the shape of `logits`.
         pos_weight: the class weights (1, pos_weight); not negative; broadcasts to the shape of `logits`.
         reduction: "none", "sum" or "mean" over all elements.
+        rescale: as in `bi_tempered_logistic_loss`, with two classes.
+
+    Each temperature may be a tensor, with or without a gradient, that broadcasts to the shape of `logits`.
 
     Returns:
         A scalar, or for "none" the shape of `logits`. The dtype is that of `logits`, float32 under autocast.
@@ -214,26 +281,31 @@ def bi_tempered_binary_logistic_loss(
     >>> bi_tempered_binary_logistic_loss(torch.tensor([-8.0, 8.0]), torch.zeros(2), t1=0.5, t2=2.0, reduction="none")
     tensor([0.0304, 1.2555])
     """
-    t1, t2 = check_temperatures(t1, t2)
     check_binary_arguments(logits, target, weight, pos_weight, reduction)
+    t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape)
+    check_rescale(rescale, 2, 1.0 if isinstance(t2, Tensor) else t2)
     kernels.choose(logits, target, None)  # raises if a kernel is forced: none computes this loss
     if pos_weight is not None:
         pos_weight = pos_weight.expand_as(logits)
-    losses = loss_per_example(logits, target, pos_weight, t1, t2, None)
+    a, factor = _rescaled(logits, 2, t1, t2, None) if rescale else (logits, 1.0)
+    losses = loss_per_example(a, target, pos_weight, t1, t2, None)
+    losses = losses * factor if rescale else losses
     if weight is not None:
         losses = torch.where(weight == 0, 0.0, losses * weight)  # 0 times an infinite loss is 0
     return reduce(losses, reduction).to(result_dtype(logits))
 
 
-def _softmax(logits: Tensor, t: float, dim: int, what: str) -> Tensor:
+def _softmax(logits: Tensor, t: Temperature, dim: int, what: str) -> Tensor:
     """The "probabilities", their "logarithms", or the "partition" that normalises them."""
-    t = check_temperature(t, "t")
     check_floating(logits, "logits")
     if logits.dim() and not -logits.dim() <= dim < logits.dim():
         raise IndexError(f"dim must be in [{-logits.dim()}, {logits.dim() - 1}] for this shape, got {dim}")
     check_class_axis(logits, dim)
     axis = dim % logits.dim()
-    if kernels.choose(logits, None, axis) == "triton":
+    t = temperature_per_example(t, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
+    if isinstance(t, Tensor):
+        kernels.choose_core("it takes a temperature that is a number, got a tensor")
+    elif kernels.choose(logits, None, axis) == "triton":
         return device_softmax(logits, t, axis, what, result_dtype(logits))
     log_p, partition = log_softmax_and_partition(logits, t, axis)
     if what == "partition":

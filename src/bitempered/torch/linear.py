@@ -17,30 +17,39 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitempered import kernels
-from bitempered.checks import check_number, check_temperatures
+from bitempered.checks import check_number, check_rescale
 from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import target_weights
-from bitempered.torch.autograd import compute_dtype
-from bitempered.torch.checks import check_class_arguments, check_class_weight, check_options, check_reduction
-from bitempered.torch.functional import class_loss, result_dtype
+from bitempered.torch.autograd import Temperature, compute_dtype
+from bitempered.torch.checks import (
+    check_class_arguments,
+    check_class_weight,
+    check_options,
+    check_reduction,
+    check_stored_options,
+    temperatures_per_example,
+)
+from bitempered.torch.functional import class_loss, probabilities, result_dtype
 from bitempered.torch.fused import triton_kernels
 from bitempered.torch.reductions import mean_divisor
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+Gradients = tuple[Tensor | None, ...]  # of hidden, weight, bias, t1 and t2
+_NOTHING = (False,) * 5
 
 
 class _LayerOptions(NamedTuple):
-    loss: LossOptions
+    loss: LossOptions  # a temperature that is a tensor is NaN here, and an argument of its own
     class_weight: Tensor | None
     softcap: float | None
+    rescale: bool
 
 
 def linear_bi_tempered_logistic_loss(
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
-    t1: float,
-    t2: float,
+    t1: Temperature,
+    t2: Temperature,
     *,
     bias: Tensor | None = None,
     class_weight: Tensor | None = None,
@@ -48,12 +57,13 @@ def linear_bi_tempered_logistic_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     softcap: float | None = None,
+    rescale: bool = False,
 ) -> Tensor:
     """`bi_tempered_logistic_loss` of the logits `linear(hidden, weight, bias)`, which never exist all at once.
 
     Besides its results it needs memory for two chunks of logits, each about as large as `hidden`, and for the gradient
-    of `weight` in float32; on a GPU, for class indices without smoothing or softcap, for one such chunk only. For
-    "mean" and "sum" the gradients are computed in forward, for "none" in backward.
+    of `weight` in float32; on a GPU, for class indices without smoothing, softcap, rescale or tensor temperatures, for
+    one such chunk only. For "mean" and "sum" the gradients are computed in forward, for "none" in backward.
 
     Args:
         hidden: (..., H), the input of the linear layer.
@@ -64,22 +74,28 @@ def linear_bi_tempered_logistic_loss(
         bias: (C), the linear layer's bias.
         class_weight: (C), the `weight` of `bi_tempered_logistic_loss`, which explains the other options too.
         softcap: turns each logit z into softcap tanh(z / softcap).
+        rescale: as in `bi_tempered_logistic_loss`, applied to the capped logits.
+
+    Each temperature may be a tensor, with or without a gradient, that broadcasts to the shape of the unreduced loss.
 
     Returns:
         A scalar, or for "none" the shape of `hidden` without H. The dtype is that of `hidden`, float32 under autocast.
 
-    It has only first derivatives, in `hidden`, `weight` and `bias`: second ones, forward mode and torch.func raise.
+    It has only first derivatives, in `hidden`, `weight`, `bias`, t1 and t2: second ones, forward mode and torch.func
+    raise.
     Keep this loss outside torch.compile, inside which all logits are formed at once.
 
     >>> hidden, weight = torch.eye(2), torch.tensor([[4.0, 0.0], [0.0, 9.0], [0.0, 0.0]])
     >>> linear_bi_tempered_logistic_loss(hidden, weight, torch.tensor([0, 2]), t1=0.8, t2=1.2, reduction="none")
     tensor([0.0509, 3.2077])
     """
-    t1, t2 = check_temperatures(t1, t2)
     check_reduction(reduction)
     _check_softcap(softcap)
     _check_layer(hidden, weight, bias)
     rows = hidden.shape[:-1]
+    t1, t2 = temperatures_per_example(t1, t2, hidden, rows)
+    check_rescale(rescale, len(weight), 1.0 if isinstance(t2, Tensor) else t2)
+    t1, t2 = (t.reshape(-1) if isinstance(t, Tensor) else t for t in (t1, t2))
     if not isinstance(target, Tensor) or target.shape not in (rows, (*rows, len(weight))):
         given = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
         raise ValueError(
@@ -93,15 +109,17 @@ def linear_bi_tempered_logistic_loss(
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    of_loss = LossOptions(t1, t2, 1, label_smoothing, ignore_index, reduction)
-    options = _LayerOptions(of_loss, class_weight, softcap)
+    numbers = [math.nan if isinstance(t, Tensor) else t for t in (t1, t2)]
+    of_loss = LossOptions(numbers[0], numbers[1], 1, label_smoothing, ignore_index, reduction)
+    options = _LayerOptions(of_loss, class_weight, softcap, rescale)
     flat = target.reshape(-1, len(weight)) if target.is_floating_point() else target.reshape(-1)
     inputs = hidden.reshape(-1, hidden.shape[-1]), weight, bias
     if torch.compiler.is_compiling():
         logits = _capped(F.linear(*inputs), softcap)
-        loss = class_loss(logits, flat, t1, t2, class_weight, ignore_index, reduction, label_smoothing)
+        loss = class_loss(logits, flat, t1, t2, class_weight, ignore_index, reduction, label_smoothing, rescale)
     else:
-        loss = _apply(*inputs, flat, options)
+        tensors = [t if isinstance(t, Tensor) else None for t in (t1, t2)]
+        loss = _apply(*inputs, tensors[0], tensors[1], flat, options)
     return loss.reshape(rows if reduction == "none" else ()).to(result)
 
 
@@ -116,16 +134,17 @@ class LinearBiTemperedLogisticLoss(nn.Module):
 
     def __init__(
         self,
-        t1: float,
-        t2: float,
+        t1: Temperature = 0.8,
+        t2: Temperature = 1.2,
         class_weight: Tensor | None = None,
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
         softcap: float | None = None,
+        rescale: bool = False,
     ) -> None:
         super().__init__()
-        self.t1, self.t2 = check_temperatures(t1, t2)
+        self.t1, self.t2, self.rescale = check_stored_options(t1, t2, rescale)
         check_options(ignore_index, reduction, label_smoothing)
         check_class_weight(class_weight, "class_weight")
         _check_softcap(softcap)
@@ -148,14 +167,20 @@ class LinearBiTemperedLogisticLoss(nn.Module):
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
             softcap=self.softcap,
+            rescale=self.rescale,
         )
 
+    def probabilities(self, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The class probabilities (..., C) of the layer, all at once."""
+        _check_layer(hidden, weight, bias)
+        return probabilities(_capped(F.linear(hidden, weight, bias), self.softcap), self.t2, -1, self.rescale)
+
     def extra_repr(self) -> str:
-        return f"t1={self.t1}, t2={self.t2}"
+        return f"t1={self.t1}, t2={self.t2}" + ", rescale=True" * self.rescale
 
 
 class _LinearLoss(torch.autograd.Function):
-    """(hidden, weight, bias, target, options, compute) -> the loss, by `_chunks` or `_device_chunks`.
+    """(hidden, weight, bias, t1, t2, target, options, compute) -> the loss, by `_chunks` or `_device_chunks`.
 
     Unless the loss is per row, forward also computes the gradients. The first backward scales those tensors in place
     and returns them; later ones recompute them.
@@ -167,14 +192,16 @@ class _LinearLoss(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        t1: Tensor | None,
+        t2: Tensor | None,
         target: Tensor,
         options: _LayerOptions,
         compute: Any,
     ) -> Tensor:
-        ctx.save_for_backward(hidden, weight, bias, target)
+        ctx.save_for_backward(hidden, weight, bias, t1, t2, target)
         ctx.options, ctx.compute = options, compute
-        needs = ctx.needs_input_grad[:3] if options.loss.reduction != "none" else (False, False, False)
-        loss, gradients = compute(hidden, weight, bias, target, options, needs, None)
+        needs = ctx.needs_input_grad[:5] if options.loss.reduction != "none" else _NOTHING
+        loss, gradients = compute(hidden, weight, bias, t1, t2, target, options, needs, None)
         if any(needs):
             ctx.gradients = gradients
         return loss
@@ -189,7 +216,7 @@ class _LinearLoss(torch.autograd.Function):
         gradients, per_row = vars(ctx).pop("gradients", None), ctx.options.loss.reduction == "none"
         if gradients is None:
             rows = g if per_row else None
-            _, gradients = ctx.compute(*ctx.saved_tensors, ctx.options, ctx.needs_input_grad[:3], rows)
+            _, gradients = ctx.compute(*ctx.saved_tensors, ctx.options, ctx.needs_input_grad[:5], rows)
         if not per_row:
             scale = triton_kernels().scale_ if ctx.compute is _device_chunks else _scale
             gradients = tuple(None if x is None else scale(x, g, x.dim() - 1) for x in gradients)
@@ -200,19 +227,29 @@ def _scale(gradient: Tensor, g: Tensor, _: int) -> Tensor:
     return gradient.mul_(g)
 
 
-def _apply(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, options: _LayerOptions) -> Tensor:
-    compute = _device_chunks if _by_triton(hidden, weight, target, options) else _chunks
+def _apply(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    t1: Tensor | None,
+    t2: Tensor | None,
+    target: Tensor,
+    options: _LayerOptions,
+) -> Tensor:
+    numbers = t1 is None and t2 is None
+    compute = _device_chunks if _by_triton(hidden, weight, target, options, numbers) else _chunks
     if torch.is_grad_enabled():
-        return _LinearLoss.apply(hidden, weight, bias, target, options, compute)
-    return compute(hidden, weight, bias, target, options, (False, False, False), None)[0]
+        return _LinearLoss.apply(hidden, weight, bias, t1, t2, target, options, compute)
+    return compute(hidden, weight, bias, t1, t2, target, options, _NOTHING, None)[0]
 
 
-def _by_triton(hidden: Tensor, weight: Tensor, target: Tensor, options: _LayerOptions) -> bool:
+def _by_triton(hidden: Tensor, weight: Tensor, target: Tensor, options: _LayerOptions, numbers: bool) -> bool:
     """Whether `_device_chunks` can compute this; otherwise `_chunks` does."""
     _, _, axis, label_smoothing, ignore_index, reduction = options.loss
     logits, no_target = hidden.detach().new_empty((0, len(weight))), target[:0]  # like a chunk, but without rows
     check_class_arguments(logits, no_target, options.class_weight, ignore_index, reduction, label_smoothing)
     plain = len(hidden) > 0 and not target.is_floating_point() and label_smoothing == 0 and options.softcap is None
+    plain = plain and numbers and not options.rescale
     return plain and kernels.choose(logits, no_target, axis) == "triton"
 
 
@@ -220,6 +257,8 @@ def _device_chunks(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    t1: Tensor | None,  # None, as is t2
+    t2: Tensor | None,
     target: Tensor,
     options: _LayerOptions,
     needs: tuple[bool, ...],
@@ -227,7 +266,7 @@ def _device_chunks(
 ) -> tuple[Tensor, Gradients]:
     """`_chunks` by the Triton kernels: chunks of rows with all classes, then chunks of classes with all rows."""
     triton = triton_kernels()
-    of_loss, class_weight, _ = options
+    of_loss, class_weight, *_ = options
     reduction = of_loss.reduction
     (n, features), classes, any_needed = hidden.shape, len(weight), any(needs)
     target = target.long()
@@ -270,7 +309,7 @@ def _device_chunks(
             _product(logits.t(), hidden, scale, by_weight[chunk])
     if by_bias is not None and bias is not None:
         by_bias = (by_bias / scale).to(bias.dtype)
-    return total, (by_hidden, by_weight, by_bias)
+    return total, (by_hidden, by_weight, by_bias, None, None)
 
 
 def _linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor) -> Tensor:
@@ -303,41 +342,51 @@ def _chunks(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    t1: Tensor | None,
+    t2: Tensor | None,
     target: Tensor,
     options: _LayerOptions,
     needs: tuple[bool, ...],
     g: Tensor | None,
 ) -> tuple[Tensor, Gradients]:
     """Return the loss and the gradients it `needs`: of the loss, or if it is per row, of sum(g * loss)."""
-    (t1, t2, _, label_smoothing, ignore_index, reduction), class_weight, softcap = options
+    of_loss, class_weight, softcap, rescale = options
+    _, _, _, label_smoothing, ignore_index, reduction = of_loss
     wide = compute_dtype(hidden.dtype)
     by_hidden = torch.empty_like(hidden) if needs[0] else None
     by_weight = torch.zeros_like(weight, dtype=wide) if needs[1] else None
     by_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needs[2] else None
+    by_t = [hidden.new_empty(len(hidden), dtype=wide) if needed else None for needed in needs[3:]]
     losses = []
     step = _rows_per_chunk(len(hidden), *weight.shape)
     for start in range(0, len(hidden), step):
         rows = slice(start, start + step)
         logits = F.linear(hidden[rows], weight, bias)
+        first = of_loss.t1 if t1 is None else t1[rows].detach().requires_grad_(needs[3])
+        second = of_loss.t2 if t2 is None else t2[rows].detach().requires_grad_(needs[4])
         with torch.set_grad_enabled(any(needs)):
             capped = _capped(logits.requires_grad_(any(needs)), softcap)
             loss = class_loss(
-                *(capped, target[rows], t1, t2, class_weight, ignore_index),
+                *(capped, target[rows], first, second, class_weight, ignore_index),
                 "none" if reduction == "none" else "sum",
                 label_smoothing,
+                rescale,
                 wide,
             )
             losses.append(loss.detach())
             if not any(needs):
                 continue
-            (by_logits,) = torch.autograd.grad(loss, logits, None if g is None else g[rows])
+            inputs = [logits, *(t for t in (first, second) if isinstance(t, Tensor) and t.requires_grad)]
+            by_logits, *by_rows = torch.autograd.grad(loss, inputs, None if g is None else g[rows])
         if by_hidden is not None:
             torch.mm(by_logits, weight, out=by_hidden[rows])
         if by_weight is not None:
             by_weight += by_logits.t() @ hidden[rows]
         if by_bias is not None:
             by_bias += by_logits.sum(0, dtype=wide)
-    gradients = [by_hidden, by_weight, by_bias]
+        for of_all, of_rows in zip((x for x in by_t if x is not None), by_rows, strict=True):
+            of_all[rows] = of_rows
+    gradients = [by_hidden, by_weight, by_bias, *by_t]
     if reduction == "none":
         total = torch.cat(losses) if losses else hidden.new_empty(0, dtype=wide)
     else:
@@ -351,10 +400,10 @@ def _chunks(
         divisor, empty = mean_divisor(target.long(), class_weight, ignore_index, wide)
         total = torch.where(empty, math.nan, total / divisor)
         gradients = [None if x is None else x.div_(divisor).masked_fill_(empty, 0.0) for x in gradients]
-    by_hidden, by_weight, by_bias = gradients
+    by_hidden, by_weight, by_bias, *by_t = gradients
     by_weight = None if by_weight is None else by_weight.to(weight.dtype)
     by_bias = None if by_bias is None or bias is None else by_bias.to(bias.dtype)
-    return total, (by_hidden, by_weight, by_bias)
+    return total, (by_hidden, by_weight, by_bias, *by_t)
 
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:

@@ -2,13 +2,26 @@
 
 from torch import Tensor, nn
 
-from bitempered.checks import check_temperatures
-from bitempered.torch.checks import check_class_weight, check_options, check_reduction, check_weight
-from bitempered.torch.functional import bi_tempered_binary_logistic_loss, bi_tempered_logistic_loss
+from bitempered.torch.autograd import Temperature
+from bitempered.torch.checks import (
+    check_class_weight,
+    check_options,
+    check_reduction,
+    check_stored_options,
+    check_weight,
+)
+from bitempered.torch.functional import (
+    bi_tempered_binary_logistic_loss,
+    bi_tempered_logistic_loss,
+    binary_probabilities,
+    probabilities,
+)
 
 
 class BiTemperedLogisticLoss(nn.Module):
     """`bi_tempered_logistic_loss` with its options stored; replaces `torch.nn.CrossEntropyLoss`.
+
+    t1 and t2, numbers or tensors, may be assigned at any time. They are checked when the loss is called.
 
     >>> BiTemperedLogisticLoss(t1=0.8, t2=1.2)
     BiTemperedLogisticLoss(t1=0.8, t2=1.2)
@@ -18,15 +31,16 @@ class BiTemperedLogisticLoss(nn.Module):
 
     def __init__(
         self,
-        t1: float,
-        t2: float,
+        t1: Temperature = 0.8,
+        t2: Temperature = 1.2,
         weight: Tensor | None = None,
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
+        rescale: bool = False,
     ) -> None:
         super().__init__()
-        self.t1, self.t2 = check_temperatures(t1, t2)
+        self.t1, self.t2, self.rescale = check_stored_options(t1, t2, rescale)
         check_options(ignore_index, reduction, label_smoothing)
         check_class_weight(weight, "weight")
         self.register_buffer("weight", weight)
@@ -44,10 +58,15 @@ class BiTemperedLogisticLoss(nn.Module):
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
+            rescale=self.rescale,
         )
 
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """The class probabilities, along the dimension that the loss takes for the classes."""
+        return probabilities(logits, self.t2, min(1, logits.dim() - 1), self.rescale)
+
     def extra_repr(self) -> str:
-        return f"t1={self.t1}, t2={self.t2}"
+        return f"t1={self.t1}, t2={self.t2}" + ", rescale=True" * self.rescale
 
 
 class BiTemperedBinaryLogisticLoss(nn.Module):
@@ -62,14 +81,15 @@ class BiTemperedBinaryLogisticLoss(nn.Module):
 
     def __init__(
         self,
-        t1: float,
-        t2: float,
+        t1: Temperature = 0.8,
+        t2: Temperature = 1.2,
         weight: Tensor | None = None,
         reduction: str = "mean",
         pos_weight: Tensor | None = None,
+        rescale: bool = False,
     ) -> None:
         super().__init__()
-        self.t1, self.t2 = check_temperatures(t1, t2)
+        self.t1, self.t2, self.rescale = check_stored_options(t1, t2, rescale)
         check_reduction(reduction)
         check_weight(weight, "weight")
         check_weight(pos_weight, "pos_weight")
@@ -86,7 +106,12 @@ class BiTemperedBinaryLogisticLoss(nn.Module):
             weight=self.weight,
             pos_weight=self.pos_weight,
             reduction=self.reduction,
+            rescale=self.rescale,
         )
 
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """The probability of the positive class for each logit."""
+        return binary_probabilities(logits, self.t2, self.rescale)
+
     def extra_repr(self) -> str:
-        return f"t1={self.t1}, t2={self.t2}"
+        return f"t1={self.t1}, t2={self.t2}" + ", rescale=True" * self.rescale

@@ -1,0 +1,118 @@
+"""What the two classifiers share: checking examples, predicting, and saying that a fit has not learnt."""
+
+import math
+import warnings
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_array
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import validate_data
+
+from bitempered.diagnosis import learning_problem
+from bitempered.encoding import factors
+from bitempered.numpy import tempered_log_softmax, tempered_softmax
+
+Array = NDArray[Any]
+
+
+class TemperedClassifier(ClassifierMixin, BaseEstimator):
+    """The base of both classifiers. Two classes have one logit: that of classes_[1], against 0."""
+
+    rescale: bool
+
+    def _examples(self, X: Any, y: Any, sample_weight: Any, dtype: Any) -> tuple[Any, Array, Array]:
+        """Return X, class indices and weights, without the examples of weight 0. Sets `classes_`."""
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=dtype)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y must hold at least 2 classes, got 1 class: {self.classes_[0]!r}")
+        if sample_weight is None:
+            return X, labels, np.ones(len(labels))
+        weight = check_array(sample_weight, dtype=np.float64, ensure_2d=False, input_name="sample_weight")
+        if weight.shape != labels.shape:
+            raise ValueError(f"sample_weight must have shape {labels.shape}, one per example, got {weight.shape}")
+        check_weights(weight, "sample_weight")
+        kept = weight > 0
+        return (X, labels, weight) if kept.all() else (X[kept], labels[kept], weight[kept])
+
+    def _fitted_at(self, t1: float, t2: float) -> None:
+        """Set the temperatures of the fit and the factor of its logits, whatever becomes of the parameters."""
+        self.t1_, self.t2_ = t1, t2
+        self.scale_, _ = factors(self.rescale, len(self.classes_), t1, t2)
+
+    def _warn_unless_learnt(self, logits: Array, labels: Array, weight: Array, advice: str) -> None:
+        """Warn if the logits of the training examples answer one class only, or never one of the classes.
+
+        Classes of little weight, less than a quarter of an even share, may be given up; and scikit-learn does not warn
+        at the ordinary logistic loss.
+        """
+        if (self.t1_, self.t2_) == (1, 1):
+            return
+        classes = len(self.classes_)
+        share = np.bincount(labels, weight / weight.max(), minlength=classes)
+        common = (share >= share.sum() / (4 * classes))[labels]
+        best = all_logits(logits).argmax(axis=1)
+        problem = learning_problem(labels[common], best[common], classes, names=self.classes_)
+        if problem is not None:
+            warnings.warn(
+                f"the fit at temperatures ({self.t1_:g}, {self.t2_:g}) has not learnt all classes: {problem}."
+                f" Try {advice}",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+
+    def _logits(self, X: Any) -> Array:
+        raise NotImplementedError
+
+    def decision_function(self, X: Any) -> Array:
+        """The logits: (n, K), or (n) for two classes, where a positive one means classes_[1]."""
+        logits = self._logits(X)
+        return logits[:, 0] if logits.shape[1] == 1 else logits
+
+    def predict(self, X: Any) -> Array:
+        """The class of the largest logit, which has the largest probability."""
+        best = all_logits(self._logits(X)).argmax(axis=1)
+        return self.classes_[best]
+
+    def predict_proba(self, X: Any) -> Array:
+        """The probabilities (n, K) of `classes_`: the tempered softmax of `scale_` times the logits, at `t2_`."""
+        logits = all_logits(self._logits(X))
+        return tempered_softmax(self.scale_ * logits, self.t2_)
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """The natural logarithm of `predict_proba`; -inf outside a finite support (t2 < 1)."""
+        logits = all_logits(self._logits(X))
+        return tempered_log_softmax(self.scale_ * logits, self.t2_)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+def all_logits(logits: Array) -> Array:
+    return np.hstack((np.zeros_like(logits), logits)) if logits.shape[1] == 1 else logits
+
+
+def check_weights(weight: Array, name: str) -> None:
+    if not (weight.min() >= 0 and 0 < weight.max() < math.inf):
+        raise ValueError(
+            f"{name} must hold finite numbers >= 0, not all of them zero,"
+            f" got values from {weight.min():g} to {weight.max():g}"
+        )
+
+
+def check_positive(value: Any, name: str) -> None:
+    if not (isinstance(value, Real) and float(value) > 0):
+        raise ValueError(f"{name} must be a number > 0, got {value!r}")
+
+
+def check_count(value: Any, name: str) -> None:
+    if not (isinstance(value, Integral) and int(value) >= 1):
+        raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
