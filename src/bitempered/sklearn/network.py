@@ -18,7 +18,7 @@ from bitempered.checks import check_number, check_rescale, check_temperatures
 from bitempered.numpy import loss_and_grad
 from bitempered.sklearn.base import Array, TemperedClassifier, all_logits, check_count, check_positive
 
-DEFAULT = "default"  # the schedule if neither temperatures nor a schedule are given
+DEFAULT = (0.8, 1.2)  # the constant temperatures if neither they nor a schedule are given
 _ADVICE = "more epochs (max_iter), another learning_rate_init, temperatures nearer to 1, or scaled features"
 
 
@@ -32,7 +32,7 @@ class BiTemperedMLPClassifier(TemperedClassifier):
     Args:
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
         t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy. Give both for constant temperatures, or
-            neither.
+            neither: then they are (0.8, 1.2), unless there is a schedule.
         hidden_layer_sizes: the width of each hidden layer.
         alpha: the strength of the penalty, >= 0.
         batch_size: the most examples in a step. An epoch has as few steps as possible, with sizes that differ by at
@@ -46,8 +46,7 @@ class BiTemperedMLPClassifier(TemperedClassifier):
         random_state: seeds the weights, the order of the examples and the choice of those set aside.
         schedule: temperatures that change: a function from the epoch (0, 1, ...) to (t1, t2), such as
             `bitempered.schedules.anneal` returns, or "default" for `bitempered.schedules.default` over `max_iter`
-            epochs, which is also what you get if you give neither t1, t2 nor a schedule. Training does not stop before
-            the temperatures have settled.
+            epochs. Training does not stop before the temperatures have settled.
         rescale: as in `bitempered.numpy.bi_tempered_logistic_loss`. True lets one `learning_rate_init` and `alpha` suit
             all temperatures.
 
@@ -66,9 +65,9 @@ class BiTemperedMLPClassifier(TemperedClassifier):
     >>> model = BiTemperedMLPClassifier(t1=0.8, t2=1.2, learning_rate_init=0.01, random_state=0).fit(X, y)
     >>> model.score(X, y) > 0.95
     True
-    >>> model = BiTemperedMLPClassifier(learning_rate_init=0.01, random_state=0).fit(X, y)
+    >>> model = BiTemperedMLPClassifier(schedule="default", learning_rate_init=0.01, random_state=0).fit(X, y)
     >>> model.score(X, y) > 0.95, model.t1_, model.t2_
-    (True, 0.2, 2.0)
+    (True, 0.2, 1.5)
 
     Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
     """
@@ -204,8 +203,10 @@ class BiTemperedMLPClassifier(TemperedClassifier):
             if self.schedule is not None:
                 raise ValueError("give either t1 and t2 or a schedule, not both")
             pairs = [check_temperatures(self.t1, self.t2)] * self.max_iter
+        elif self.schedule is None:
+            pairs = [DEFAULT] * self.max_iter
         else:
-            schedule = DEFAULT if self.schedule is None else self.schedule
+            schedule = self.schedule
             if isinstance(schedule, str) and schedule == "default":
                 schedule = schedules.default(len(self.classes_), self.max_iter)
             if not callable(schedule):
