@@ -1,7 +1,8 @@
 """Learn the temperatures on a small clean validation set, while training on digits of which 40 % are labelled wrong.
 
 A training step with temperatures (t1, t2) leads to new weights, and these to a loss on clean examples. Its gradient in
-the temperatures says how they should have been: a one-step meta-gradient.
+the temperatures says how they should have been: a one-step meta-gradient. The accuracies are those of one seed and 500
+test digits: a point more or less says nothing, and temperatures near (0.8, 1.2) are as good here as those learnt.
 
 pip install "bitempered[torch]" scikit-learn
 """
@@ -17,7 +18,7 @@ from torch.func import functional_call
 from bitempered.noise import symmetric
 from bitempered.torch import LearnableTemperatures, bi_tempered_logistic_loss
 
-RATE, CLEAN = 0.5, 100  # of the network's SGD; clean examples
+RATE, CLEAN = 0.3, 100  # of the network's SGD; clean examples
 
 
 def data() -> list[Tensor]:
