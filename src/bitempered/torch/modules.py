@@ -32,6 +32,7 @@ class BiTemperedLogisticLoss(nn.Module):
     """
 
     weight: Tensor | None
+    rescale = False  # for modules stored whole by earlier versions
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class BiTemperedBinaryLogisticLoss(nn.Module):
 
     weight: Tensor | None
     pos_weight: Tensor | None
+    rescale = False
 
     def __init__(
         self,
