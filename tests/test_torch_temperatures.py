@@ -304,8 +304,16 @@ def test_a_schedule_compiles_once_with_tensors_and_twice_with_numbers(what, of, 
         assert backend.graphs <= most + (of is float)
 
 
-# Numbers with the backend that takes the least time: only the graph's inputs differ from those of tensors.
-@pytest.mark.parametrize(("of", "backend"), [(torch.tensor, "aot_eager"), (float, "eager")], ids=["tensors", "numbers"])
+# "eager" runs the graphs that Dynamo made of forward and backward, which is what is ours.
+@pytest.mark.parametrize(
+    ("of", "backend"),
+    [
+        pytest.param(torch.tensor, "eager", id="tensors"),
+        pytest.param(float, "eager", id="numbers"),
+        pytest.param(torch.tensor, "aot_eager", id="tensors ahead of time", marks=pytest.mark.slow),
+        pytest.param(float, "aot_eager", id="numbers ahead of time", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_steps_of_a_schedule_are_right(of, backend):
     """Of the binary loss, whose graph is the smallest; tensors have their gradients."""
     logits = make(torch.float32)[0][:, 0]
