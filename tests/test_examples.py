@@ -180,3 +180,15 @@ def test_onnx(recipe, tmp_path):
     accuracy, difference = recipe("onnx_export", "onnxruntime").main(tmp_path)
     assert accuracy > BETTER_THAN_ITS_LABELS
     assert difference < 1e-5  # as test_onnx.py has it
+
+
+def test_learn_temperatures(recipe, capsys):
+    example = recipe("learn_temperatures", "sklearn")
+    results = example.main()
+    assert all(accuracy > BETTER_THAN_ITS_LABELS for *_, accuracy in results.values())
+    assert results["constant"][:2] == pytest.approx((T1, T2))
+    t1, t2, accuracy = results["learnt"]
+    assert abs(t1 - T1) > 0.01  # they moved
+    assert abs(t2 - T2) > 0.001
+    assert f"t1 = {t1:.2f}  t2 = {t2:.2f}  accuracy on clean test labels {accuracy:.1%}" in capsys.readouterr().out
+    assert example.train(T1, T2, 1, True) == example.train(T1, T2, 1, True)

@@ -72,6 +72,14 @@ def test_without_it_forward_mode_raises(without, name):
     importlib.reload(hooks)
 
 
+def test_without_it_every_number_is_a_constant_to_the_compiler(monkeypatch):
+    from torch.fx.experimental import symbolic_shapes
+
+    assert hooks.is_constant(0.8)
+    monkeypatch.delattr(symbolic_shapes, "statically_known_true")
+    assert hooks.is_constant(0.8)
+
+
 def test_another_base_class_of_functions():
     class Plain:
         @staticmethod

@@ -17,11 +17,12 @@ from bitempered.torch.functional import (
     tempered_softmax,
 )
 from bitempered.torch.linear import LinearBiTemperedLogisticLoss, linear_bi_tempered_logistic_loss
-from bitempered.torch.modules import BiTemperedBinaryLogisticLoss, BiTemperedLogisticLoss
+from bitempered.torch.modules import BiTemperedBinaryLogisticLoss, BiTemperedLogisticLoss, LearnableTemperatures
 
 __all__ = [
     "BiTemperedBinaryLogisticLoss",
     "BiTemperedLogisticLoss",
+    "LearnableTemperatures",
     "LinearBiTemperedLogisticLoss",
     "baselines",
     "bi_tempered_binary_logistic_loss",

@@ -131,6 +131,7 @@ class LinearBiTemperedLogisticLoss(nn.Module):
     """
 
     class_weight: Tensor | None
+    rescale = False
 
     def __init__(
         self,

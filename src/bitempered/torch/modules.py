@@ -1,8 +1,12 @@
-"""The losses as modules: they only store the arguments of the functions."""
+"""The losses as modules, which only store the arguments of the functions, and temperatures that can be learnt."""
 
+import math
+
+import torch
 from torch import Tensor, nn
 
-from bitempered.torch.autograd import Temperature
+from bitempered.checks import check_number
+from bitempered.torch.autograd import Temperature, compute_dtype
 from bitempered.torch.checks import (
     check_class_weight,
     check_options,
@@ -28,6 +32,7 @@ class BiTemperedLogisticLoss(nn.Module):
     """
 
     weight: Tensor | None
+    rescale = False  # for modules stored whole by earlier versions
 
     def __init__(
         self,
@@ -78,6 +83,7 @@ class BiTemperedBinaryLogisticLoss(nn.Module):
 
     weight: Tensor | None
     pos_weight: Tensor | None
+    rescale = False
 
     def __init__(
         self,
@@ -115,3 +121,72 @@ class BiTemperedBinaryLogisticLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"t1={self.t1}, t2={self.t2}" + ", rescale=True" * self.rescale
+
+
+class LearnableTemperatures(nn.Module):
+    """Two learnable temperatures within bounds: calling the module returns the tensors (t1, t2).
+
+    Do not learn them on the training loss. Losses at different t1 are different yardsticks: the loss grows with t1 for
+    any prediction, so that descent on it would lower t1 whether the model is good or not. Learn them on a small clean
+    validation set: take one training step with them, and descend on a fixed loss of the model after that step, whose
+    gradient reaches the temperatures through the step (examples/learn_temperatures.py).
+
+    Each is a smooth function of a parameter without bounds, and lies strictly between its bounds. The slope vanishes
+    only algebraically towards them, so that a temperature can come back from a bound.
+
+    Args:
+        t1: the first value of t1, within its bounds. One closer to a bound than a thousandth of the way to the other
+            starts a thousandth away from it, since on the bound the slope would be 0.
+        t2: the first value of t2, likewise.
+        t1_bounds: the bounds of t1, within [0, 2].
+        t2_bounds: the bounds of t2; the lower one is not below the upper bound of t1, so that t1 < t2.
+
+    >>> LearnableTemperatures()
+    LearnableTemperatures(t1_bounds=(0, 1), t2_bounds=(1, 4))
+    >>> [round(t.item(), 4) for t in LearnableTemperatures(t1=0.5, t2=4.0)()]
+    [0.5, 3.997]
+    """
+
+    def __init__(
+        self,
+        t1: float = 0.8,
+        t2: float = 1.2,
+        t1_bounds: tuple[float, float] = (0, 1),
+        t2_bounds: tuple[float, float] = (1, 4),
+    ) -> None:
+        super().__init__()
+        for name, t, (low, high) in (("t1", t1, t1_bounds), ("t2", t2, t2_bounds)):
+            check_number(low, f"the lower bound of {name}", 0)
+            check_number(high, f"the upper bound of {name}", 0)
+            if high - low < 1e-3:
+                raise ValueError(f"{name}_bounds must be (low, high), at least 0.001 apart, got ({low}, {high})")
+            if not low <= check_number(t, name) <= high:
+                raise ValueError(f"{name} must be within its bounds, {low} and {high}, got {t}")
+        if t1_bounds[1] > 2:
+            raise ValueError(f"t1_bounds must be within [0, 2], got {t1_bounds}")
+        if t1_bounds[1] > t2_bounds[0]:
+            raise ValueError(
+                f"t1_bounds must not reach above t2_bounds, since t1 <= t2, got {t1_bounds} and {t2_bounds}"
+            )
+        self.t1_bounds, self.t2_bounds = t1_bounds, t2_bounds
+        self.raw_t1 = nn.Parameter(torch.tensor(_raw(t1, *t1_bounds)))
+        self.raw_t2 = nn.Parameter(torch.tensor(_raw(t2, *t2_bounds)))
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        return _between(self.raw_t1, *self.t1_bounds), _between(self.raw_t2, *self.t2_bounds)
+
+    def extra_repr(self) -> str:
+        return f"t1_bounds={self.t1_bounds}, t2_bounds={self.t2_bounds}"
+
+
+def _between(raw: Tensor, low: float, high: float) -> Tensor:
+    """The middle of the bounds plus half their distance times raw / sqrt(1 + raw^2)."""
+    raw = raw.to(compute_dtype(raw.dtype))
+    margin = 4 * torch.finfo(raw.dtype).eps * high  # more than rounding takes
+    return (low + high) / 2 + ((high - low) / 2 - margin) * (raw / torch.hypot(raw, torch.ones_like(raw)))
+
+
+def _raw(t: float, low: float, high: float) -> float:
+    """The inverse of `_between`, except next to the bounds."""
+    x = min(max(2 * (t - low) / (high - low) - 1, -0.998), 0.998)
+    return x / math.sqrt(1 - x * x)
