@@ -276,7 +276,7 @@ def test_a_malicious_pickle_is_refused(cifar_folder, tmp_path, monkeypatch, prot
         (pickle.dumps({**cifar(5), b"fine_labels": [0]}, protocol=2), "expected a list of 5 labels"),
         (pickle.dumps({**cifar(5), b"fine_labels": [100] * 5}, protocol=2), "labels must be integers from 0 to 99"),
         (pickle.dumps({**cifar(5), b"fine_labels": [[0]] * 5}, protocol=2), "labels must be integers from 0 to 99"),
-        (pickle.dumps({**cifar(5), b"data": np.zeros((5, 3072))}, protocol=2), "something else than arrays of bytes"),
+        (pickle.dumps({**cifar(5), b"data": np.zeros((5, 3072))}, protocol=2), "something other than arrays of bytes"),
     ],
 )
 def test_a_damaged_cifar_file_gets_one_line(cifar_folder, content, message):
