@@ -77,13 +77,18 @@ def test_network_with_a_schedule():
 
 
 @pytest.mark.filterwarnings("ignore:training stopped at max_iter:sklearn.exceptions.ConvergenceWarning")
-def test_network_without_temperatures_has_the_default_schedule():
+def test_network_without_temperatures_has_constant_ones():
     X, y = problem(4)
-    bare, named = clone(SMALL).fit(X, y), clone(SMALL).set_params(schedule="default").fit(X, y)
+    bare, named = clone(SMALL).fit(X, y), clone(SMALL).set_params(t1=0.8, t2=1.2).fit(X, y)
     np.testing.assert_array_equal(bare.predict_proba(X), named.predict_proba(X))
+
+
+def test_network_knows_the_default_schedule_by_name():
+    X, y = problem(4)
+    named = clone(SMALL).set_params(schedule="default").fit(X, y)
     by_hand = clone(SMALL).set_params(schedule=default(4, SMALL.max_iter)).fit(X, y)
-    np.testing.assert_array_equal(bare.predict_proba(X), by_hand.predict_proba(X))
-    assert (bare.t1_, bare.t2_) == default(4, 20)(19)
+    np.testing.assert_array_equal(named.predict_proba(X), by_hand.predict_proba(X))
+    assert (named.t1_, named.t2_) == default(4, 20)(19)
 
 
 def test_network_compares_only_losses_of_the_same_temperatures():

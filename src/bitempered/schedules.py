@@ -90,6 +90,6 @@ def default(classes: int, steps: float) -> Callable[[float], Pair]:
     better is known for other numbers of `classes`, so that today they all get the same.
 
     >>> default(10, 100)(0), default(10, 100)(100)
-    ((1.0, 1.0), (0.2, 1.5))
+    ((1.0, 1.0), (0.2, 1.8))
     """
-    return anneal((1.0, 1.0), (0.2, 1.5), begin=0.05 * steps, finish=0.3 * steps)
+    return anneal((1.0, 1.0), (0.2, 1.8), begin=0.05 * steps, finish=0.3 * steps)

@@ -67,7 +67,7 @@ class BiTemperedMLPClassifier(TemperedClassifier):
     True
     >>> model = BiTemperedMLPClassifier(schedule="default", learning_rate_init=0.01, random_state=0).fit(X, y)
     >>> model.score(X, y) > 0.95, model.t1_, model.t2_
-    (True, 0.2, 1.5)
+    (True, 0.2, 1.8)
 
     Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
     """
