@@ -1,6 +1,7 @@
 """The README does what it says: its example runs, and its numbers are those of the committed files."""
 
 import re
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_examples_run_as_written():
-    codes = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    codes = [textwrap.dedent(code) for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL)]
     scopes = [{} for _ in codes]
     torch.manual_seed(0)
     for code, scope in zip(codes, scopes, strict=True):
         exec(code, scope)
-    scope, linear = scopes
+    scope, linear, scheduled = scopes
+    assert (scheduled["criterion"].t1, scheduled["criterion"].t2) == (0.2, 1.8)
     np.testing.assert_allclose(linear["probabilities"].sum(axis=1), 1)
     assert linear["search"].score(linear["X"], linear["y"]) > 0.97  # of the rows it was fitted to
     torch.testing.assert_close(scope["probabilities"].sum(1), torch.ones(32))

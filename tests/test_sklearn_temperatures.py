@@ -83,6 +83,7 @@ def test_network_without_temperatures_has_constant_ones():
     np.testing.assert_array_equal(bare.predict_proba(X), named.predict_proba(X))
 
 
+@pytest.mark.filterwarnings("ignore:training stopped at max_iter")
 def test_network_knows_the_default_schedule_by_name():
     X, y = problem(4)
     named = clone(SMALL).set_params(schedule="default").fit(X, y)
