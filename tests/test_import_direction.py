@@ -50,7 +50,7 @@ def modules_of(source):
 
 
 def imports_of(name, path, modules):
-    """Those of `modules` that a module imports, anywhere in its code."""
+    """Those of `modules` that a module imports, anywhere in its code; by `import_module`, any module of its folder."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -61,6 +61,8 @@ def imports_of(name, path, modules):
             base = ".".join([*above, *([node.module] if node.module else [])])
             inside = [f"{base}.{alias.name}" for alias in node.names]
             named = [x if x in modules else base for x in inside]
+        elif isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
+            named = [x for x in modules if x.startswith(f"{package}.") and "__name__" in ast.unparse(node)]
         else:
             continue
         found.update(x for x in named if x in modules)

@@ -70,7 +70,7 @@ def test_report_without_words_renders_all_beside_their_rows(tmp_path, monkeypatc
     (tmp_path / "results" / "notes").mkdir()
     done = invoke("report")
     assert done.exit_code == 0, done.output
-    assert "figure2.png needs more than the rows" in done.stdout
+    assert "The pictures of figure 2 cannot be drawn from rows" in done.stdout
     for name in ("figure2", "protocol-b"):
         assert (Path("results") / name / f"{name}.md").read_bytes() == (RESULTS / name / f"{name}.md").read_bytes()
 
@@ -97,7 +97,7 @@ def test_nothing_to_render_gets_one_line(what, tmp_path, monkeypatch):
     (tmp_path / "results" / "notes").mkdir(parents=True)
     done = invoke("report", *([what] if what else []))
     assert done.exit_code == 2
-    assert done.stderr.startswith("bitempered: no rows of ")
+    assert done.stderr.startswith("bitempered: found no results for ")
     assert "table1" in done.stderr  # one of those to choose from
     assert done.stderr.count("\n") == 1
 

@@ -262,16 +262,19 @@ def report(
     chosen = recipes.folders(root) if what is None else recipes.choose(what, root)
     if not chosen:
         kinds = ", ".join(recipes.ROWS)
-        fail(f"no rows of {what or 'any figure or table'} here; choose a folder that has some, or from: {kinds}", 2)
+        fail(
+            f"found no results for {what or 'any figure or table'}; give a folder with result rows, or one of: {kinds}",
+            2,
+        )
     for folder in chosen:
         target = folder if out is None else out / folder.name
-        with clear_errors(target, "some pages may be old, none is half-written"):
+        with clear_errors(target, "some pages may not be updated; none is incomplete"):
             pages = recipes.render(folder)
             target.mkdir(parents=True, exist_ok=True)
             reports.write(target, pages)
         print(f"Written to {target}: {', '.join(pages)}")
         if "figure2.md" in pages:
-            print("figure2.png needs more than the rows: bitempered reproduce figure2 draws it")
+            print("The pictures of figure 2 cannot be drawn from rows: run bitempered reproduce figure2")
 
 
 @app.command()

@@ -24,7 +24,7 @@ from bitempered.experiments import networks
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.runs import Row, identity
-from bitempered.experiments.sources import DataError
+from bitempered.experiments.sources import DataError, first_names
 from bitempered.experiments.train import rate_factors
 
 __all__ = ["Data", "Images", "Learner", "Run", "Training", "read_folder"]
@@ -144,7 +144,7 @@ def read_folder(data_dir: Path | None, size: int, images: int | None) -> Data:
     train, val = found.values()
     if train.keys() != val.keys():
         only = {"train": train.keys() - val.keys(), "val": val.keys() - train.keys()}
-        listed = "; ".join(f"only in {part}: {first_names(names)}" for part, names in only.items() if names)
+        listed = "; ".join(f"only in {part}: {first_names(sorted(names), 3)}" for part, names in only.items() if names)
         raise DataError(f"{data_dir}: train and val must have the same class folders; {listed}")
     share = None if images is None else max(1, images // len(train))
     parts, digest = [], hashlib.sha256()
@@ -179,12 +179,6 @@ def list_images(folder: Path) -> dict[str, list[str]]:
             raise DataError(f"{folder / name} has no images: there must be files that end in .JPEG, .jpg or .png")
         found[name] = sorted(files)
     return found
-
-
-def first_names(names: set[str]) -> str:
-    """List the first three names, and the number of the others."""
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(sorted(names)[:3]) + rest
 
 
 def workers(device: torch.device) -> int:

@@ -358,7 +358,8 @@ def read_parquet(path: Path) -> dict[str, list[Any]]:
         raise DataError(f"cannot read {path}: {str(error) or type(error).__name__}") from error
 
 
-def first_names(names: Iterable[str]) -> str:
-    """List the first 20 names, and the number of the others."""
-    first = list(names)
-    return ", ".join(name[:80] for name in first[:20]) + (f" and {len(first) - 20} more" if len(first) > 20 else "")
+def first_names(names: Iterable[str], count: int = 20) -> str:
+    """List the first names, and the number of the others."""
+    every = list(names)
+    rest = f" and {len(every) - count} more" if len(every) > count else ""
+    return ", ".join(name[:80] for name in every[:count]) + rest

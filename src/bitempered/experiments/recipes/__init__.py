@@ -3,17 +3,16 @@
 A recipe's module has `plan(what, options)` if it can be reproduced, and `render(path)` if its rows can be rendered.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitempered.experiments.files import BadRows
+from bitempered.experiments.recipes.plans import Options, Plan
 
 if TYPE_CHECKING:  # the command line's help needs this module, and neither matplotlib nor torch
     from bitempered.experiments.report import Pages
-    from bitempered.experiments.runs import Progress
 
 __all__ = ["RECIPES", "REPRODUCED", "ROWS", "Options", "Plan", "choose", "folders", "plan", "render"]
 
@@ -25,27 +24,6 @@ class Entry:
     module: str
     options: frozenset[str] | None = None  # of `reproduce`, apart from --out; None: it has another command
     rows: str | None = None
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options given to `bitempered reproduce`; None where the recipe decides."""
-
-    device: str
-    dataset: str | None = None
-    network: str | None = None
-    quick: bool = False
-    seeds: int | None = None
-    data_dir: Path | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The work of `bitempered reproduce`."""
-
-    name: str  # of its folder in results
-    make: Callable[[Path, "Progress"], Any]  # fills a folder; returns what to print, or None
-    files: str  # the files it makes, in words
 
 
 ALL = frozenset({"quick", "resume", "seeds", "data_dir", "device", "network"})

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from bitempered.experiments.recipes import Options, Plan
+from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import png, write
 from bitempered.experiments.runs import Progress
 from bitempered.torch import bi_tempered_logistic_loss, exp_t, log_t

@@ -18,7 +18,7 @@ from bitempered import noise
 from bitempered.experiments.data import Ring, ring
 from bitempered.experiments.files import Row, read_rows, write_rows
 from bitempered.experiments.networks import Illustration
-from bitempered.experiments.recipes import Options, Plan
+from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, made_by, png, write
 from bitempered.experiments.runs import Progress, provenance, today
 from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax

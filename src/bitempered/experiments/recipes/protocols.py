@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.recipes import Options, Plan
+from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, newest, spread, write
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.streams import Images, Protocol, Setting, run
@@ -28,25 +28,25 @@ PROTOCOLS = {
     "b": Protocol("b", "human", 100, 5e-4, stairs=(0.6,)),
 }
 LOSSES = (Loss("logistic"), Loss("gce", (0.7,)), Loss("bi-tempered", (0.8, 1.2)))
-HELD_OUT = Setting(Loss("gce", (0.7,)), 0.4, 100, held_out=5_000)
+SEARCH_BASE = Setting(Loss("gce", (0.7,)), 0.4, 100, held_out=5_000)
 
 
-def held_out(t1: float, t2: float, rescale: bool = False, schedule: tuple[int, int] | None = None) -> Setting:
+def searched(t1: float, t2: float, rescale: bool = False, schedule: tuple[int, int] | None = None) -> Setting:
     """A setting tried on held-out labels, with a seed that the results do not use."""
-    return replace(HELD_OUT, loss=Loss("bi-tempered", (t1, t2)), rescale=rescale, schedule=schedule)
+    return replace(SEARCH_BASE, loss=Loss("bi-tempered", (t1, t2)), rescale=rescale, schedule=schedule)
 
 
 SETTINGS = {
     "a": (
         *(Setting(loss, 0.4, 0) for loss in LOSSES),
-        held_out(0.4, 1.2, rescale=True),
-        held_out(0.3, 1.0),
-        held_out(0.2, 1.2, schedule=(5, 40)),
-        held_out(0.1, 1.0, schedule=(5, 40)),
-        held_out(0.5, 1.8, schedule=(10, 60)),
-        held_out(0.4, 1.8, schedule=(10, 60)),
-        held_out(0.6, 1.9, schedule=(10, 80)),
-        HELD_OUT,
+        searched(0.4, 1.2, rescale=True),
+        searched(0.3, 1.0),
+        searched(0.2, 1.2, schedule=(5, 40)),
+        searched(0.1, 1.0, schedule=(5, 40)),
+        searched(0.5, 1.8, schedule=(10, 60)),
+        searched(0.4, 1.8, schedule=(10, 60)),
+        searched(0.6, 1.9, schedule=(10, 80)),
+        SEARCH_BASE,
     ),
     "b": tuple(Setting(loss, 0.402, 0) for loss in LOSSES),
 }

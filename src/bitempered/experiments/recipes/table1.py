@@ -18,8 +18,8 @@ from bitempered.experiments.cells import Cell, Comparison, run
 from bitempered.experiments.datasets import DATASETS
 from bitempered.experiments.files import read_rows, value
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.recipes import Options, Plan
 from bitempered.experiments.recipes.compare import FIXED, VARYING, training_of
+from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, made_by, newest, png, rich_table, spread, table_csv, write
 from bitempered.experiments.runs import Progress, Row, find, identity
 from bitempered.experiments.train import Training

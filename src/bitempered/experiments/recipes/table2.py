@@ -20,7 +20,7 @@ from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.files import append_rows, lock, read_rows
 from bitempered.experiments.imagenet import Learner, Run, Training, read_folder
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.recipes import Options, Plan
+from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, made_by, newest, rich_table, spread, write
 from bitempered.experiments.runs import Job, Progress, Row, find, make, provenance, today
 

@@ -1,0 +1,32 @@
+"""What `bitempered reproduce` gives to a recipe, and what it gets back."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # it imports torch
+    from bitempered.experiments.runs import Progress
+
+__all__ = ["Options", "Plan"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options given to `bitempered reproduce`; None where the recipe decides."""
+
+    device: str
+    dataset: str | None = None
+    network: str | None = None
+    quick: bool = False
+    seeds: int | None = None
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The work of `bitempered reproduce`."""
+
+    name: str  # of its folder in results
+    make: Callable[[Path, "Progress"], Any]  # fills a folder; returns what to print, or None
+    files: str  # the files it makes, in words
