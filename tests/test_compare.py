@@ -215,7 +215,7 @@ def test_a_new_data_set_and_a_new_network_are_an_entry_each(tmp_path, monkeypatc
             lambda weights, x, drop: x.expand(len(weights["w"]), -1, -1) @ weights["w"],
         )
 
-    monkeypatch.setitem(NETWORKS, "linear", Architecture(linear, flat=True))
+    monkeypatch.setitem(NETWORKS, "linear", Architecture(linear))
     monkeypatch.setitem(
         DATASETS, "blobs", Entry(None, read, 3, Training("linear", "sgd", epochs=2), validation_rows=30)
     )
@@ -322,6 +322,7 @@ def test_compare_end_to_end(tmp_path):
         (["--noise", "0,1.5"], "noise levels must be in [0, 1]"),
         (["--noise", "some"], "got 'some'"),
         (["--noise", ""], "--noise must be numbers separated by commas"),
+        (["--dataset", "cifar100", "--noise-model", "human", "--noise", "0,0.2"], "human labels have their own noise"),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
         (["--seeds", "-1"], "seeds must be at least 1, got -1"),
         (["--losses", "mae@fast"], "cannot use the loss 'mae@fast': after @ comes a learning rate"),
@@ -384,6 +385,10 @@ def test_a_folder_that_is_deleted_meanwhile_gets_one_line(name, tmp_path, monkey
         (["--dataset", "mnist", "--data-dir", "nowhere"], "mnist: there is no train-images-idx3-ubyte.gz in nowhere"),
         (["--dataset", "pets.csv"], "pets.csv"),
         (["--dataset", "cifar100", "--noise-model", "human", "--data-dir", "nowhere"], "cifar100: there is no"),
+        (
+            ["--network", "resnet56"],
+            "resnet56 takes images of shape (3, 32, 32), and the rows of digits have shape (64,)",
+        ),
     ],
 )
 def test_missing_data_gets_one_line(options, message, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from bitempered.experiments.files import value
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.runs import Job, Progress, Row, identity, make
+from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import METRICS, Member, Training, train
 
 __all__ = ["NOISE", "Cell", "Comparison", "run"]
@@ -108,6 +109,7 @@ def run(
     recipe's, if it has been read.
     """
     data = data or read(recipe.dataset, data_dir, recipe.label_column, recipe.test_file)
+    check_network(recipe, data)
 
     def job(seed: int) -> Job:
         split, members, runs = prepare(recipe, data, seed, data_dir)
@@ -131,6 +133,17 @@ def run(
         return make([partial(job, seed) for seed in recipe.seeds], folder, name, device)
     finally:
         torch.set_num_threads(threads)
+
+
+def check_network(recipe: Comparison, data: Dataset) -> None:
+    """Raise a DataError if the network does not take rows like these."""
+    takes, shape = NETWORKS[recipe.training.network].image, data.rest[0].shape[1:]
+    if takes is not None and takes != shape:
+        fitting = [name for name, other in NETWORKS.items() if other.image in (None, shape)]
+        raise DataError(
+            f"{recipe.training.network} takes images of shape {takes}, and the rows of {recipe.dataset} have shape"
+            f" {shape}; choose from: {', '.join(fitting)}"
+        )
 
 
 def prepare(

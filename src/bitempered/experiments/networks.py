@@ -133,14 +133,20 @@ class Architecture:
     """A registered network: `make(shape, classes, width)` builds it for rows of a shape; most ignore `width`."""
 
     make: Callable[[tuple[int, ...], int, int], Network]
-    flat: bool = False  # sees rows as vectors, not as images
+    image: tuple[int, ...] | None = (
+        None  # channels, height and width that it takes; None: rows of any shape, as vectors
+    )
+
+    @property
+    def flat(self) -> bool:
+        return self.image is None
 
 
 NETWORKS = {
-    "mlp": Architecture(lambda shape, classes, width: mlp(math.prod(shape), classes, width=width), flat=True),
-    "mnist_cnn": Architecture(lambda shape, classes, width: mnist_cnn(classes)),
-    "resnet56": Architecture(lambda shape, classes, width: resnet56(classes)),
-    "resnet56-wide": Architecture(lambda shape, classes, width: resnet56(classes, width=64)),
+    "mlp": Architecture(lambda shape, classes, width: mlp(math.prod(shape), classes, width=width)),
+    "mnist_cnn": Architecture(lambda shape, classes, width: mnist_cnn(classes), (1, 28, 28)),
+    "resnet56": Architecture(lambda shape, classes, width: resnet56(classes), (3, 32, 32)),
+    "resnet56-wide": Architecture(lambda shape, classes, width: resnet56(classes, width=64), (3, 32, 32)),
 }
 
 

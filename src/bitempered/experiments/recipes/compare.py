@@ -22,6 +22,7 @@ from bitempered.experiments.compare_report import pages
 from bitempered.experiments.datasets import default_training, is_table
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
+from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.report import Pages, newest
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.train import Training
@@ -104,8 +105,12 @@ def request(
     training = default_training(dataset)
     if network is not None:
         training = replace(training, network=network)
+        if NETWORKS[network].flat:
+            training = replace(training, augment=False)  # it is for images
     if epochs is not None:
         training = replace(training, epochs=epochs, steps=None)
+    if noise_model == "human" and levels is not None:
+        raise ValueError("human labels have their own noise: leave --noise out")
     if levels is None:
         # The human labels of CIFAR-100 are wrong in 40.2 %, which is only recorded.
         levels = (0.0,) if is_table(dataset) else (0.402,) if noise_model == "human" else (0.0, 0.4)
