@@ -234,6 +234,27 @@ def test_the_dtype_stays(dtype):
     assert tsallis_entropy(torch.from_numpy(y), 0.5).dtype == torch.from_numpy(y).dtype
 
 
+@pytest.mark.parametrize("t", [0.3, 1.0, 1.7, 2.0, 3.0])
+@pytest.mark.parametrize("kind", ["numpy float16", "torch float16", "torch bfloat16"])
+def test_half_precision_is_computed_in_float32(kind, t):
+    dtype = getattr(torch, kind.split()[1])
+    eps = torch.finfo(dtype).eps
+    y, p = (torch.from_numpy(x).to(dtype) for x in (DISTRIBUTIONS, OTHERS))
+    half = [x.numpy() for x in (y, p)] if kind.startswith("numpy") else [y, p]
+    functions = [bregman_divergence, tsallis_divergence, *(one(f) for f in (convex_function, tsallis_entropy, dual))]
+    for function in functions:
+        got = function(*half, t)
+        assert got.dtype == half[0].dtype
+        want = function(y.double().numpy(), p.double().numpy(), t)
+        got = torch.as_tensor(got).double().numpy()
+        np.testing.assert_allclose(got, want, rtol=eps, atol=1e-4 * eps)
+
+
+def one(function):
+    """The same function of two arrays, which looks at the first only."""
+    return lambda y, p, t: function(y, t)
+
+
 def gradients(function, *arrays):
     """By torch's and, where it is installed, by JAX's automatic differentiation, in every argument."""
     leaves = [torch.from_numpy(x).requires_grad_() for x in arrays]

@@ -1,8 +1,8 @@
 """The tempered convex functions, their divergences and their duals, on arrays of NumPy, torch or JAX.
 
 Every function takes floating-point arrays whose last axis holds the classes, sums over that axis, and returns an array
-of the same kind without it. Entries are >= 0; a negative entry or a NaN gives NaN. Infinite results are inf, without a
-warning.
+of the same kind and dtype without it. Half precision is computed in float32. Entries are >= 0; a negative entry or a
+NaN gives NaN. Infinite results are inf, without a warning.
 
 docs/math.md derives the formulas and tabulates the named special cases.
 """
@@ -127,10 +127,11 @@ def tsallis_entropy(y: Array, t: float) -> Array:
     """
     t = check_number(t, "t", 0)
     xp = _namespace(y=y)
+    given, y = y, xp.widen(y)
     with np.errstate(all="ignore"):
         log_y = xp.log(xp.where(y > 0, y, 1.0))
         entropy = xp.sum(y * core.phi(-log_y, 1 - t, xp=xp), axis=-1)
-        return xp.where(_valid(y, xp), entropy, math.nan)[..., 0]
+        return xp.cast(xp.where(_valid(y, xp), entropy, math.nan)[..., 0], given)
 
 
 def tsallis_divergence(y: Array, y_hat: Array, t: float) -> Array:
@@ -149,11 +150,12 @@ def tsallis_divergence(y: Array, y_hat: Array, t: float) -> Array:
     """
     t = check_number(t, "t", 0)
     xp = _namespace(y=y, y_hat=y_hat)
+    given, y, y_hat = y, xp.widen(y), xp.widen(y_hat)
     with np.errstate(all="ignore"):
         present = y > 0
         log_y, log_p = xp.log(xp.where(present, y, 1.0)), _log(xp.where(present, y_hat, 1.0), xp)
         divergence = xp.sum(-y * core.phi(log_p - log_y, 1 - t, xp=xp), axis=-1)
-        return xp.where(_valid(y, xp) & _valid(y_hat, xp), divergence, math.nan)[..., 0]
+        return xp.cast(xp.where(_valid(y, xp) & _valid(y_hat, xp), divergence, math.nan)[..., 0], given)
 
 
 def dual(a: Array, t: float) -> Array:
@@ -174,16 +176,17 @@ def dual(a: Array, t: float) -> Array:
     xp = _namespace(a=a)
     with np.errstate(all="ignore"):
         log_p, log_partition = xp.log_softmax(a, t)
-        return (log_partition + xp.sum(core.phi(log_p, 2 - t, xp=xp), axis=-1))[..., 0]
+        return xp.cast((log_partition + xp.sum(core.phi(log_p, 2 - t, xp=xp), axis=-1))[..., 0], a)
 
 
 def _bregman(y: Array, y_hat: Array, t: float, xp: Any) -> Array:
+    given, y, y_hat = y, xp.widen(y), xp.widen(y_hat)
     with np.errstate(all="ignore"):
         valid = _valid(y, xp) & _valid(y_hat, xp)
         both_zero = (y == 0) & (y_hat == 0)
         y, y_hat = xp.where(both_zero, 1.0, y), xp.where(both_zero, 1.0, y_hat)
         divergence = core.loss(y, _log(y_hat, xp), t, axis=-1, xp=xp) if t < 2 else _from_two(y, y_hat, t, xp)
-        return xp.where(valid, divergence, math.nan)[..., 0]
+        return xp.cast(xp.where(valid, divergence, math.nan)[..., 0], given)
 
 
 def _from_two(y: Array, y_hat: Array, t: float, xp: Any) -> Array:

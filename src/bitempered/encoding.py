@@ -20,6 +20,7 @@ def namespace(module: Any, **own: Any) -> Any:
         "iterate": iterate,
         "eps": lambda x: float(module.finfo(x.dtype).eps),
         "cast": lambda x, like: x.astype(like.dtype),
+        "widen": widen,
         "class_indices": lambda classes, target: module.arange(classes),
     }
     functions = {name: getattr(module, name) for name in names if name not in own}

@@ -23,6 +23,7 @@ xp = namespace(
     sum=lambda x, axis: torch.sum(x, dim=axis, keepdim=True),
     eps=lambda x: torch.finfo(x.dtype).eps,
     cast=lambda x, like: x.to(like.dtype),
+    widen=lambda x: x.to(compute_dtype(x.dtype)),
     class_indices=lambda classes, target: torch.arange(classes, device=target.device),
     expand_dims=torch.unsqueeze,
 )
