@@ -76,7 +76,7 @@ def test_steps_are_those_of_torch_s_optimizers(optimizer, loss, digits):
         torch.testing.assert_close(ours[1], expected.detach(), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("rescale", [False, True])
+@pytest.mark.parametrize("rescale", [False, True, "logits"])
 def test_temperatures_follow_their_schedule_epoch_by_epoch(rescale, digits):
     """Against torch's SGD with the formula of the loss, its temperatures written out for each epoch."""
     one = member(digits, replace(ANNEALED, rescale=rescale))
@@ -90,7 +90,8 @@ def test_temperatures_follow_their_schedule_epoch_by_epoch(rescale, digits):
         for batch in fleet.order.split(100):
             w0, b0, w1, b1, w2, b2 = weights
             logits = ((x[batch] @ w0 + b0).relu() @ w1 + b1).relu() @ w2 + b2
-            before, after = (10 ** (t2 - 1), 10 ** (1 - t1)) if rescale else (1, 1)
+            up = 10 ** (t2 - 1)
+            before, after = {False: (1, 1), True: (up, 10 ** (1 - t1)), "logits": (up, 1 / up)}[rescale]
             reference.zero_grad()
             (after * bi_tempered_logistic_loss(before * logits, y[batch], t1, t2)).backward()
             reference.step()
@@ -419,12 +420,12 @@ def test_a_rescaled_loss_starts_as_cross_entropy(t1, t2):
 
 
 def test_names_of_losses_tell_them_apart():
-    variants = [TEMPERED, ANNEALED, replace(TEMPERED, rescale=True), replace(ANNEALED, rescale=True)]
+    variants = [TEMPERED, ANNEALED, replace(TEMPERED, rescale=True), replace(ANNEALED, rescale="logits")]
     assert [str(loss) for loss in variants] == [
         "bi-tempered (0.5, 2)",
         "bi-tempered (0.5, 2), annealed",
         "bi-tempered (0.5, 2), rescaled",
-        "bi-tempered (0.5, 2), annealed, rescaled",
+        "bi-tempered (0.5, 2), annealed, logits rescaled",
     ]
 
 
@@ -432,6 +433,7 @@ def test_names_of_losses_tell_them_apart():
     ("make", "message"),
     [
         (lambda: Loss("gce", (0.7,), rescale=True), "rescale and schedule are for the bi-tempered loss, got gce"),
+        (lambda: Loss("bi-tempered", (0.5, 2.0), rescale="loss"), 'rescale must be False, True or "logits", got'),
         (lambda: Loss("logistic", schedule=(0, 1)), "rescale and schedule are for the bi-tempered loss, got logistic"),
         (lambda: replace(ANNEALED, schedule=(3, 2)), "begin must not be after finish"),
         (lambda: ANNEALED(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)), r"call at\(epoch\) first"),

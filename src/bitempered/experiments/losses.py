@@ -31,7 +31,8 @@ class Loss:
     """A loss and its numbers, such as the temperatures.
 
     With a `schedule`, a pair of epochs, the temperatures move from (1, 1) to `numbers` between the two, and `at` gives
-    the loss of an epoch. `rescale` multiplies logits and loss by `core.scales`.
+    the loss of an epoch. `rescale` multiplies logits and loss by `core.scales`; as "logits", it divides the loss by the
+    factor of the logits, so that only their scale changes: K^(1 - t2) L(K^(t2 - 1) logits).
 
     >>> Loss("bi-tempered", (0.5, 4.0))(torch.zeros(2, 10), torch.tensor([0, 3])).shape
     torch.Size([2])
@@ -42,7 +43,7 @@ class Loss:
     name: str
     numbers: tuple[float, ...] = ()
     schedule: tuple[float, float] | None = None
-    rescale: bool = False
+    rescale: bool | str = False  # or "logits"
 
     def __post_init__(self) -> None:
         if self.name not in LOSSES:
@@ -53,6 +54,8 @@ class Loss:
             raise ValueError(f"{self.name} takes {len(names)} numbers, written {form}; got {list(self.numbers)}")
         if self.name != "bi-tempered" and (self.schedule or self.rescale):
             raise ValueError(f"rescale and schedule are for the bi-tempered loss, got {self.name}; leave them out")
+        if self.rescale not in (False, True, "logits"):
+            raise ValueError(f'rescale must be False, True or "logits", got {self.rescale!r}')
         # Finds bad numbers before any work.
         self.at(0)(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
 
@@ -71,7 +74,8 @@ class Loss:
 
     def __str__(self) -> str:
         numbers = f" ({', '.join(f'{number:g}' for number in self.numbers)})" if self.numbers else ""
-        return f"{self.name}{numbers}{', annealed' if self.schedule else ''}{', rescaled' if self.rescale else ''}"
+        rescaled = {False: "", True: ", rescaled", "logits": ", logits rescaled"}[self.rescale]
+        return f"{self.name}{numbers}{', annealed' if self.schedule else ''}{rescaled}"
 
     def at(self, epoch: float) -> "Loss":
         """The loss of an epoch, counted from 0."""
@@ -89,4 +93,6 @@ class Loss:
         if not self.rescale:
             return function(logits, target, **options, reduction="none")
         before, after = scales(logits.shape[-1], *self.numbers)
+        if self.rescale == "logits":
+            after = 1 / before
         return after * function(before * logits, target, **options, reduction="none")

@@ -63,7 +63,7 @@ class Setting:
     loss: Loss
     noise: float  # fraction of wrong labels; only recorded for human labels
     seed: int
-    rescale: bool = False  # K^(1 - t1) L(K^(t2 - 1) logits): gradients start as large as cross-entropy's
+    rescale: bool | str = False  # as in Loss
     held_out: int = 0
     schedule: tuple[int, int] | None = None  # epochs between which the temperatures move from (1, 1) to the loss's
 
