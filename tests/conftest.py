@@ -1,6 +1,8 @@
 """What must come before every test module, and the fixtures that test modules share."""
 
 import atexit
+import importlib
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -47,3 +49,21 @@ def chunks(monkeypatch, request):
 
     tile = {"ROWS": request.param, "COLUMNS": 64, "VECTOR": 4, "SINGLE": False, "num_warps": 4}
     monkeypatch.setattr(tiles, "choose_tile", lambda *_: tile)
+
+
+@pytest.fixture(scope="module")
+def _torchvision():
+    """timm, transformers and Lightning's metrics import torchvision where they find it, for nothing used here.
+
+    PyPI's build beside a CPU build of torch lacks its compiled operators, and stops where it describes two of them.
+    """
+    import torch
+
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+        importlib.import_module("torchvision")

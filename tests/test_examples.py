@@ -40,22 +40,6 @@ def recipe(monkeypatch):
     return load
 
 
-@pytest.fixture(scope="module")
-def _torchvision():
-    """timm, transformers and Lightning's metrics import torchvision where they find it, for nothing used here.
-
-    PyPI's build beside a CPU build of torch lacks its compiled operators, and stops where it describes two of them.
-    """
-    if importlib.util.find_spec("torchvision") is None:
-        return
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
-        importlib.import_module("torchvision")
-
-
 # 60 % of the training labels are right. To be right more often than that, a model has to see through the noise;
 # each of these does after few epochs: 84 to 91 %.
 BETTER_THAN_ITS_LABELS = 0.75

@@ -1,7 +1,5 @@
 """The lines that bitempered.schedules shows for each framework, run as they stand, train as a loop by hand does."""
 
-import importlib
-import importlib.util
 import os
 import textwrap
 
@@ -52,19 +50,6 @@ def by_hand():
         for p, gradient in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
             p.data -= RATE * gradient
     return model.weight.detach()
-
-
-@pytest.fixture(scope="module")
-def _torchvision():
-    """transformers and Lightning's metrics import torchvision where they find it: see test_examples."""
-    if importlib.util.find_spec("torchvision") is None:
-        return
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
-        importlib.import_module("torchvision")
 
 
 def test_a_constant_schedule_would_train_otherwise():

@@ -86,8 +86,8 @@ class _Anneal:
 def default(classes: int, steps: float) -> Callable[[float], Pair]:
     """The schedule to try first, for a run of `steps` steps (or epochs): cross-entropy at first, robust later.
 
-    It was measured without `rescale`, on networks of fully connected layers and 10 classes, with SGD and Adam. Nothing
-    better is known for other numbers of `classes`, so that today they all get the same.
+    It was measured without `rescale`, on a network of fully connected layers, 10 classes and Adam. Nothing better is
+    known for other numbers of `classes`, so that today they all get the same.
 
     >>> default(10, 100)(0), default(10, 100)(100)
     ((1.0, 1.0), (0.2, 1.8))
