@@ -46,6 +46,8 @@ SETTINGS = {
         searched(0.5, 1.8, schedule=(10, 60)),
         searched(0.4, 1.8, schedule=(10, 60)),
         searched(0.6, 1.9, schedule=(10, 80)),
+        searched(0.5, 1.5, rescale="logits"),
+        searched(0.3, 1.5, rescale="logits"),
         SEARCH_BASE,
     ),
     "b": tuple(Setting(loss, 0.402, 0) for loss in LOSSES),
