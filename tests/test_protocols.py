@@ -141,18 +141,18 @@ def test_rates_are_those_of_torch_s_schedulers(name, scheduler):
 
 @pytest.mark.parametrize(("t1", "t2"), [(0.5, 2.0), (0.8, 1.2), (0.2, 4.0)])
 def test_a_rescaled_loss_begins_as_cross_entropy(t1, t2):
-    setting = Setting(Loss("bi-tempered", (t1, t2)), 0.0, seed=0, rescale=True)
+    rescaled = Loss("bi-tempered", (t1, t2), rescale=True)
     generator = torch.Generator().manual_seed(0)
     target = torch.randint(0, 100, (6,), generator=generator)
     logits = torch.randn(6, 100, generator=generator, dtype=torch.float64) * 100 ** (1 - t2)
     expected = 100 ** (1 - t1) * bi_tempered_logistic_loss(100 ** (t2 - 1) * logits, target, t1, t2, reduction="none")
-    torch.testing.assert_close(setting.losses(logits, target, 0), expected)
+    torch.testing.assert_close(rescaled(logits, target), expected)
     plain = bi_tempered_logistic_loss(logits, target, t1, t2, reduction="none")
-    torch.testing.assert_close(replace(setting, rescale=False).losses(logits, target, 0), plain)
+    torch.testing.assert_close(replace(rescaled, rescale=False)(logits, target), plain)
     assert not torch.allclose(plain, expected)
 
     level = torch.full((6, 100), 0.3, dtype=torch.float64, requires_grad=True)
-    (seen,) = torch.autograd.grad(setting.losses(level, target, 0).sum(), level)
+    (seen,) = torch.autograd.grad(rescaled(level, target).sum(), level)
     (wanted,) = torch.autograd.grad(cross_entropy(level, target, reduction="sum"), level)
     torch.testing.assert_close(seen, wanted, rtol=1e-9, atol=1e-12)
 
@@ -160,33 +160,30 @@ def test_a_rescaled_loss_begins_as_cross_entropy(t1, t2):
 @pytest.mark.parametrize("text", ["logistic", "gce:0.7", "sce:0.1:1", "tsallis:0.5:2"])
 def test_only_the_bi_tempered_loss_is_rescaled(text):
     with pytest.raises(ValueError, match="rescale and schedule are for the bi-tempered loss, got"):
-        Setting(Loss.parse(text), 0.0, seed=0, rescale=True)
+        replace(Loss.parse(text), rescale=True)
 
 
 def test_a_schedule_moves_the_temperatures_by_epoch(small, tmp_path, monkeypatch):
-    used = []
-    losses = Setting.losses
+    used, one_step = [], Run.one_step
 
-    def look(self, logits, target, epoch):
-        found = losses(self, logits, target, epoch)
-        used.append(epoch)
-        t1, t2 = [(1, 1), (1, 1), (0.75, 1.5), (0.5, 2)][epoch]
-        torch.testing.assert_close(found, bi_tempered_logistic_loss(logits, target, t1, t2, reduction="none"))
-        return found
+    def look(self):
+        used.append((self.epoch, self.loss.numbers))
+        one_step(self)
 
-    monkeypatch.setattr(Setting, "losses", look)
-    setting = Setting(TEMPERED, 0.5, seed=0, schedule=(1, 3))
+    monkeypatch.setattr(Run, "one_step", look)
+    setting = Setting(replace(TEMPERED, schedule=(1, 3)), 0.5, seed=0)
     (row,), _ = run(tmp_path, setting, protocol=replace(TINY_A, epochs=4))
-    assert used == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    expected = enumerate([(1, 1), (1, 1), (0.75, 1.5), (0.5, 2)])
+    assert used == [(epoch, numbers) for epoch, numbers in expected for _ in range(3)]
     assert row["schedule"] == [1, 3]
     assert row["numbers"] == [0.5, 2.0]
 
 
 def test_bad_schedules_are_refused():
     with pytest.raises(ValueError, match="schedule are for the bi-tempered loss, got logistic"):
-        Setting(LOGISTIC, 0.4, seed=0, schedule=(1, 2))
+        replace(LOGISTIC, schedule=(1, 2))
     with pytest.raises(ValueError, match="begin must not be after finish"):
-        Setting(TEMPERED, 0.4, seed=0, schedule=(3, 2))
+        replace(TEMPERED, schedule=(3, 2))
 
 
 @pytest.mark.parametrize("clip", [0.5, math.inf])
@@ -328,7 +325,7 @@ def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
     """Also where the interruption came before the second of two checkpoints."""
     monkeypatch.setattr(streams, "SAVE_SECONDS", 0)
     protocol = replace(TINY_A, batch_size=12)
-    settings = Setting(LOGISTIC, 0.2, seed=0), Setting(TEMPERED, 0.4, seed=1, rescale=True, held_out=8)
+    settings = Setting(LOGISTIC, 0.2, seed=0), Setting(replace(TEMPERED, rescale=True), 0.4, seed=1, held_out=8)
     weights, summary = [], Run.summary
 
     def look(self):
@@ -499,13 +496,7 @@ def test_committed_rows_are_of_the_recipe_s_settings(name):
     """And their page says which are annealed; tests/test_report.py renders it again."""
     folder = Path(__file__).parents[1] / "results" / f"protocol-{name}"
     rows, page = read_rows(folder / f"protocol-{name}.jsonl"), (folder / f"protocol-{name}.md").read_text()
-    settings = [
-        Setting(
-            Loss(row["loss"], tuple(row["numbers"])), row["noise"], row["seed"], row["rescale"], row["held_out"],
-            tuple(row["schedule"]) if row["schedule"] else None,
-        )
-        for row in rows
-    ]  # fmt: skip
+    settings = [Setting(Loss.of(row), row["noise"], row["seed"], row["held_out"]) for row in rows]
     assert set(settings) <= set(protocols.SETTINGS[name])
     (logistic,) = [row for row in rows if row["loss"] == "logistic"]
     assert f"| 40% | logistic | {100 * logistic['test_last']:.2f} | {100 * logistic['test_best']:.2f} | 1 |" in page

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ from bitempered import noise
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.data import Dataset, Split, fingerprint, load_human_labels
 from bitempered.experiments.datasets import DATASETS, check, is_table, read
-from bitempered.experiments.files import value
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.runs import Job, Progress, Row, identity, make
@@ -23,7 +22,6 @@ from bitempered.experiments.train import METRICS, Member, Training, train
 
 __all__ = ["NOISE", "Cell", "Comparison", "run"]
 
-make_loss = cache(Loss)  # a loss evaluates itself when it is made, and there are many rows
 NOISE = ("symmetric", "symmetric-all", "pair-flip", "human")
 
 
@@ -38,9 +36,7 @@ class Cell:
     @classmethod
     def of(cls, row: Row) -> "Cell":
         """Return the cell of a row."""
-        schedule = value(row, "schedule")
-        loss = make_loss(row["loss"], tuple(row["numbers"]), schedule and tuple(schedule), value(row, "rescale"))
-        return cls(loss, row["noise"], row["learning_rate"])
+        return cls(Loss.of(row), row["noise"], row["learning_rate"])
 
 
 @dataclass(frozen=True)
@@ -84,9 +80,8 @@ class Comparison:
     def setting(self, cell: Cell, seed: int) -> Row:
         """Return what a run depends on, by the keys of its row."""
         return {
-            "dataset": self.dataset, "noise_model": self.noise_model, "noise": cell.noise, "loss": cell.loss.name,
-            "numbers": list(cell.loss.numbers), "schedule": cell.loss.schedule and list(cell.loss.schedule),
-            "rescale": cell.loss.rescale, "learning_rate": cell.rate, "seed": seed, "rows": self.rows,
+            "dataset": self.dataset, "noise_model": self.noise_model, "noise": cell.noise, **cell.loss.row(),
+            "learning_rate": cell.rate, "seed": seed, "rows": self.rows,
             **({"label_column": self.label_column, "test_file": self.test_file} if is_table(self.dataset) else {}),
             **{name: list(value) if isinstance(value, tuple) else value
                for name, value in asdict(self.training).items() if value != float("inf")},

@@ -52,10 +52,9 @@ class Training:
     def identity(self, loss: Loss, seed: int, data: "Data") -> Row:
         """Return what a run depends on, by the keys of its row."""
         setting = {
-            "network": self.network, "loss": loss.name, "numbers": list(loss.numbers), "seed": seed,
-            "learning_rate": self.rate, "epochs": self.epochs, "batch_size": self.batch_size,
-            "micro_batch": self.micro_batch, "stairs": list(self.stairs), "warmup": self.warmup,
-            "momentum": self.momentum, "weight_decay": self.weight_decay, "size": self.size,
+            "network": self.network, **loss.row(), "seed": seed, "learning_rate": self.rate, "epochs": self.epochs,
+            "batch_size": self.batch_size, "micro_batch": self.micro_batch, "stairs": list(self.stairs),
+            "warmup": self.warmup, "momentum": self.momentum, "weight_decay": self.weight_decay, "size": self.size,
             "classes": data.classes, "train_images": len(data.train.names),
             "validation_images": len(data.validation.names),
         }  # fmt: skip

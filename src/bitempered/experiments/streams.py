@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -63,20 +63,7 @@ class Setting:
     loss: Loss
     noise: float  # fraction of wrong labels; only recorded for human labels
     seed: int
-    rescale: bool | str = False  # as in Loss
     held_out: int = 0
-    schedule: tuple[int, int] | None = None  # epochs between which the temperatures move from (1, 1) to the loss's
-
-    def __post_init__(self) -> None:
-        self.loss_at(0)  # so that a bad schedule is found before any work
-
-    def loss_at(self, epoch: int) -> Loss:
-        """The loss of an epoch, counted from 0."""
-        return replace(self.loss, schedule=self.schedule, rescale=self.rescale).at(epoch)
-
-    def losses(self, logits: Tensor, target: Tensor, epoch: int) -> Tensor:
-        """The loss of each row of logits, in an epoch."""
-        return self.loss_at(epoch)(logits, target)
 
 
 @dataclass(frozen=True)
@@ -198,11 +185,9 @@ class Run:
         protocol = {name: value for name, value in asdict(self.protocol).items() if value != math.inf}
         protocol |= {"protocol": protocol.pop("name"), "learning_rate": protocol.pop("rate")}
         protocol["stairs"] = list(self.protocol.stairs)
-        schedule = list(self.setting.schedule) if self.setting.schedule else None
         setting = {
             "dataset": "cifar100", "network": "resnet34", **protocol, "noise": self.setting.noise,
-            "loss": self.setting.loss.name, "numbers": list(self.setting.loss.numbers), "schedule": schedule,
-            "rescale": self.setting.rescale, "seed": self.setting.seed, "held_out": self.setting.held_out,
+            **self.setting.loss.row(), "seed": self.setting.seed, "held_out": self.setting.held_out,
         }  # fmt: skip
         return identity(setting, self.data)
 
@@ -233,10 +218,10 @@ class Run:
         self.generator = torch.Generator(self.device)
         self.stream = torch.cuda.Stream() if cuda else None
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.recorded: Loss | None = None  # the loss of the graph
         for weight in self.network.parameters():  # graphs and checkpoints need it before the first step
             self.optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         checkpoint.load(self.restore, self.device)
+        self.loss = self.setting.loss.at(self.epoch)
         if cuda:
             torch.backends.cudnn.benchmark = True  # the shapes never change
             self.record()
@@ -245,7 +230,7 @@ class Run:
         """Train on one batch: forward, backward, new weights."""
         x, (target, clean) = self.epoch_images[self.place], self.epoch_labels[:, self.place]
         logits = self.logits(self.forward, x)
-        losses = self.setting.losses(logits, target, self.epoch)
+        losses = self.loss(logits, target)
         self.optimizer.zero_grad()
         losses.mean().backward()
         if self.protocol.clip < math.inf:
@@ -263,10 +248,8 @@ class Run:
             return network(x).float()
 
     def record(self) -> None:
-        """Record a step as a graph, unless there is one for this epoch's loss. The steps that warm it up are undone."""
-        loss = self.setting.loss_at(self.epoch)
-        if self.stream is None or loss == self.recorded:
-            return
+        """Record a step as a graph. The steps that warm it up are undone."""
+        assert self.stream is not None
         self.graph = None  # frees its memory before the next graph takes as much
         self.network.train()
         network, momentum = copy.deepcopy((self.network.state_dict(), self.momentum()))
@@ -282,12 +265,16 @@ class Run:
         self.network.load_state_dict(network)
         self.set_momentum(momentum)
         torch.cuda.synchronize()
-        self.graph, self.recorded = graph, loss
+        self.graph = graph
 
     def begin_epoch(self) -> None:
         """Draw the order of the images, and move, mirror and turn them."""
         self.network.train()
-        self.record()
+        loss = self.setting.loss.at(self.epoch)
+        if loss != self.loss:
+            self.loss = loss
+            if self.stream is not None:
+                self.record()  # a graph keeps the temperatures it was recorded with
         seed = int(np.random.SeedSequence((self.setting.seed, self.epoch)).generate_state(1)[0])
         self.generator.manual_seed(seed)
         order = torch.randperm(len(self.images), generator=self.generator, device=self.device)[: len(self.epoch_images)]

@@ -31,9 +31,9 @@ LOSSES = (Loss("logistic"), Loss("gce", (0.7,)), Loss("bi-tempered", (0.8, 1.2))
 SEARCH_BASE = Setting(Loss("gce", (0.7,)), 0.4, 100, held_out=5_000)
 
 
-def searched(t1: float, t2: float, rescale: bool | str = False, schedule: tuple[int, int] | None = None) -> Setting:
+def searched(t1: float, t2: float, schedule: tuple[int, int] | None = None, rescale: bool = False) -> Setting:
     """A setting tried on held-out labels, with a seed that the results do not use."""
-    return replace(SEARCH_BASE, loss=Loss("bi-tempered", (t1, t2)), rescale=rescale, schedule=schedule)
+    return replace(SEARCH_BASE, loss=Loss("bi-tempered", (t1, t2), schedule, rescale))
 
 
 SETTINGS = {
@@ -137,10 +137,11 @@ def table(rows: list[Row], *columns: tuple[str, str]) -> str:
     """Return a line for each setting: its mean over the seeds and, for several, the sample standard deviation."""
     groups: dict[tuple[float, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["noise"]):
-        loss = str(Loss(row["loss"], tuple(row["numbers"]), rescale=row["rescale"]))
-        if row["schedule"]:
-            loss += f", from (1, 1) over epochs {row['schedule'][0]} to {row['schedule'][1]}"
-        groups.setdefault((row["noise"], loss), []).append(row)
+        loss = Loss.of(row)
+        name = str(replace(loss, schedule=None))
+        if loss.schedule:
+            name += f", from (1, 1) over epochs {loss.schedule[0]} to {loss.schedule[1]}"
+        groups.setdefault((row["noise"], name), []).append(row)
     lines = [
         [f"{level:.0%}", loss, *(spread([row[column] for row in found], 2) for column, _ in columns), str(len(found))]
         for (level, loss), found in groups.items()

@@ -135,7 +135,7 @@ def render(path: Path) -> Pages:
     names = {field.name: "learning_rate" if field.name == "rate" else field.name for field in fields(Training)}
     rows = newest(read_rows(path), VARYING, names.values())
     training = Training(**{field: rows[0][name] for field, name in names.items()})
-    losses = tuple(dict.fromkeys(Loss(row["loss"], tuple(row["numbers"])) for row in rows))
+    losses = tuple(dict.fromkeys(map(Loss.of, rows)))
     recipe = Table2(training, losses, seeds=tuple(sorted({row["seed"] for row in rows})))
     return {"table2.md": markdown(recipe, rows, read_rows(path.with_name("speed.jsonl"))[-1]).encode()}
 
