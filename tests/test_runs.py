@@ -134,7 +134,7 @@ def test_a_stopped_run_does_not_go_on_with_other_labels(tmp_path, monkeypatch, c
         lambda row: row.pop("results"),
         lambda row: row.update(results=runs.RESULTS - 1),
         lambda row: row.update(bitempered="0.0.0"),
-        lambda row: row.update(clip=1.0),  # which a run without clipping does not have
+        lambda row: row.update(clip=1.0),
     ],
     ids=["no data", "no results number", "other results number", "other version", "clipped"],
 )
@@ -151,9 +151,9 @@ def test_rows_of_another_identity_or_of_none_are_never_used(change, tmp_path, tr
     assert files.read_rows(tmp_path / "compare.jsonl") == rows + again  # kept, and may be drawn
 
 
-def test_rows_from_before_schedules_are_those_of_constant_losses(tmp_path, trained):
+def test_rows_without_what_was_added_later_are_those_of_its_default(tmp_path, trained):
     recipe = comparison(levels=(0.0,), seeds=1)
-    old = without(cells.run(recipe, tmp_path, silent), "schedule", "rescale", "problem")
+    old = without(cells.run(recipe, tmp_path, silent), "schedule", "rescale", "clip", "problem")
     files.write_rows(tmp_path / "compare.jsonl", old)
     assert cells.run(recipe, tmp_path, silent) == old
     assert len(trained) == 1

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from bitempered.experiments.data import Dataset, Split, fingerprint, load_human_
 from bitempered.experiments.datasets import DATASETS, check, is_table, read
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
-from bitempered.experiments.runs import Job, Progress, Row, identity, make
+from bitempered.experiments.runs import Job, Progress, Row, identity, make, plain
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import METRICS, Member, Training, train
 
@@ -83,8 +83,7 @@ class Comparison:
             "dataset": self.dataset, "noise_model": self.noise_model, "noise": cell.noise, **cell.loss.row(),
             "learning_rate": cell.rate, "seed": seed, "rows": self.rows,
             **({"label_column": self.label_column, "test_file": self.test_file} if is_table(self.dataset) else {}),
-            **{name: list(value) if isinstance(value, tuple) else value
-               for name, value in asdict(self.training).items() if value != float("inf")},
+            **plain(self.training),
         }  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from typing import Any
 __all__ = ["ADDED", "BadRows", "Row", "append_rows", "lock", "read_rows", "value", "write_atomically", "write_rows"]
 
 Row = dict[str, Any]  # one result, with everything it depends on
-ADDED: Row = {"schedule": None, "rescale": False, "test_file": None}  # what rows without these names were made with
+# What rows without these names were made with.
+ADDED: Row = {"schedule": None, "rescale": False, "test_file": None, "clip": None}
 
 
 def value(row: Row, name: str) -> Any:

@@ -9,9 +9,10 @@ import logging
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from bitempered import __version__
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.files import ADDED, Row, append_rows, lock, read_rows
 
-__all__ = ["RESULTS", "Job", "Progress", "Row", "commit", "find", "identity", "make", "provenance", "today"]
+__all__ = ["RESULTS", "Job", "Progress", "Row", "commit", "find", "identity", "make", "plain", "provenance", "today"]
 
 # Raise it whenever training changes: rows with another number, or none, are rendered but never reused.
 RESULTS = 1
@@ -33,17 +34,18 @@ def identity(setting: Row, data: str) -> Row:
     return {**setting, "data": data, "bitempered": __version__, "results": RESULTS}
 
 
+def plain(settings: Any) -> Row:
+    """Return the fields of a dataclass as a row of JSON holds them."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
+
+
 def find(rows: list[Row], wanted: Row) -> Row | None:
     """Return the first row that has every wanted value."""
-    return next((row for row in rows if agree(row, wanted)), None)
-
-
-def agree(row: Row, wanted: Row) -> bool:
-    # JSON has no infinity: a run that does not clip has no `clip`, so a row with one belongs to another run.
-    if row.get("clip") != wanted.get("clip"):
-        return False
-    row = ADDED | row
-    return all(name in row and row[name] == wanted[name] for name in wanted)
+    for row in rows:
+        known = ADDED | row
+        if all(name in known and known[name] == wanted[name] for name in wanted):
+            return row
+    return None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from bitempered.experiments.datasets import read_parts
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import resnet34
-from bitempered.experiments.runs import Job, Progress, Row, find, identity, make
+from bitempered.experiments.runs import Job, Progress, Row, find, identity, make, plain
 
 __all__ = ["Images", "Protocol", "Setting", "run"]
 
@@ -42,7 +42,7 @@ class Protocol:
     weight_decay: float
     stairs: tuple[float, ...] = ()  # fractions of the run after which the rate falls to a tenth; without any, a cosine
     rotation: float = 0.0  # degrees, at most
-    clip: float = math.inf  # largest norm of the gradient, before weight decay is added
+    clip: float | None = None  # largest norm of the gradient, before weight decay is added
     rate: float = 0.1
     batch_size: int = 128
     momentum: float = 0.9
@@ -181,10 +181,8 @@ class Run:
 
     def identity(self) -> Row:
         """Return everything that the numbers depend on, by the keys of a row."""
-        # JSON has no infinity.
-        protocol = {name: value for name, value in asdict(self.protocol).items() if value != math.inf}
+        protocol = plain(self.protocol)
         protocol |= {"protocol": protocol.pop("name"), "learning_rate": protocol.pop("rate")}
-        protocol["stairs"] = list(self.protocol.stairs)
         setting = {
             "dataset": "cifar100", "network": "resnet34", **protocol, "noise": self.setting.noise,
             **self.setting.loss.row(), "seed": self.setting.seed, "held_out": self.setting.held_out,
@@ -233,7 +231,7 @@ class Run:
         losses = self.loss(logits, target)
         self.optimizer.zero_grad()
         losses.mean().backward()
-        if self.protocol.clip < math.inf:
+        if self.protocol.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.protocol.clip, foreach=True)
         self.optimizer.step()
         with torch.no_grad():

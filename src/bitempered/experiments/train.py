@@ -50,7 +50,7 @@ class Training:
     warmup: int = 0  # steps in which the rate rises from 0
     momentum: float = 0.9
     weight_decay: float = 0.0
-    clip: float = math.inf  # largest norm of a member's gradient
+    clip: float | None = None  # largest norm of a member's gradient
     augment: bool = False  # images are mirrored and moved by up to 4 pixels at random
     width: int = 256  # of the perceptron
 
@@ -354,7 +354,7 @@ def update(
     grads = [g.float() for g in grads]
     if training.weight_decay:
         grads = [g + training.weight_decay * w for g, w in zip(grads, weights, strict=True)]
-    if training.clip < math.inf:
+    if training.clip is not None:
         norm = sum(g.flatten(1).square().sum(dim=1) for g in grads).sqrt()  # type: ignore[union-attr]
         factor = training.clip / norm.clamp(min=training.clip)
         grads = [g * along(factor, g) for g in grads]

@@ -11,7 +11,6 @@ rates with which a net memorises all wrong labels by the last epoch, and rates w
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from math import inf
 from pathlib import Path
 from statistics import mean
 
@@ -20,7 +19,7 @@ from bitempered.experiments import cells
 from bitempered.experiments.cells import Cell, Comparison
 from bitempered.experiments.compare_report import pages
 from bitempered.experiments.datasets import default_training, is_table
-from bitempered.experiments.files import read_rows
+from bitempered.experiments.files import read_rows, value
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.report import Pages, newest
@@ -219,5 +218,5 @@ def recipe_of(rows: list[Row]) -> Comparison:
 
 
 def training_of(row: Row) -> Training:
-    values = {field.name: row.get(field.name, inf) for field in fields(Training)}  # JSON has no infinity
+    values = {field.name: value(row, field.name) for field in fields(Training)}
     return Training(**values | {"stairs": tuple(row["stairs"])})
