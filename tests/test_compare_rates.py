@@ -72,7 +72,7 @@ def test_every_loss_tries_the_same_rates_and_keeps_its_best(tmp_path, fleets):
     assert "the best of 1e-05, 0.01 on noisy validation labels" in notes
     assert "2 rates x 2 seeds of their own = 4 trials for each without a given rate" in notes
     assert "The best rate is the first or last that was tried for: logistic at 0%; mae at 0%;" in notes
-    report.write(tmp_path, compare_report.pages(made, rows, tried, compare.curves_of(tmp_path, rows)))
+    report.write(tmp_path, compare_report.pages(made, rows, tried, cells.curves_of(tmp_path, rows)))
     assert_rendered(tmp_path, "compare.csv", "compare.md", "compare.png")
     again = compare.run(asked, tmp_path, silent)
     assert again == (made, rows, tried)

@@ -71,8 +71,12 @@ def fast(recipe):
     return replace(recipe, search=replace(recipe.search, network="mlp", optimizer="sgd"))
 
 
+def search(recipe, folder, data_dir):
+    return table1.search(recipe, folder, table1.prepare(recipe, silent, "cpu", data_dir))
+
+
 def test_the_search_takes_the_best_on_noisy_validation_labels(mnist, small, tmp_path):
-    cells = table1.search(fast(small), tmp_path / "search", silent, "cpu", mnist)
+    cells = search(fast(small), tmp_path / "search", mnist)
     assert [(cell.noise, cell.loss.name) for cell in cells] == [
         (level, loss) for level in (0.0, 0.4) for loss in ("logistic", "bi-tempered")
     ]
@@ -88,7 +92,7 @@ def test_the_search_takes_the_best_on_noisy_validation_labels(mnist, small, tmp_
 
 def test_a_level_that_is_not_searched_takes_the_nearest_one_s(mnist, small, tmp_path):
     recipe = replace(fast(small), levels=LEVELS, searched_at=(0.0, 0.2, 0.4))
-    cells = table1.search(recipe, tmp_path / "search", silent, "cpu", mnist)
+    cells = search(recipe, tmp_path / "search", mnist)
     assert len(read_rows(tmp_path / "search" / "search.jsonl")) == 12
     logistic, tempered = ({cell.noise: (cell.loss, cell.rate) for cell in cells[i::2]} for i in (0, 1))
     for found in (logistic, tempered):
@@ -141,7 +145,8 @@ def test_some_levels_have_further_seeds(mnist, small, tmp_path, monkeypatch):
     assert [curve["test"][-1] for curve in curves] == [row["test_last"] for row in rows]
     assert [(curve["seed"], curve["noise"]) for curve in curves] == [(row["seed"], row["noise"]) for row in rows]
     assert (out / "table1.csv").read_text().count("\n") == 1 + len(rows)
-    assert shown == [(done, 6) for done in range(1, 7)]  # three seeds of two epochs
+    # Two epochs: of four cells, then of two cells with two seeds.
+    assert shown == [(done, 16) for done in (4, 8, 10, 12, 14, 16)]
 
     page = (out / "table1.md").read_text()
     assert page == table1.markdown(recipe, rows)

@@ -132,7 +132,7 @@ def compare(
     try:
         from rich.console import Console
 
-        from bitempered.experiments import compare_report, report
+        from bitempered.experiments import cells, compare_report, report
         from bitempered.experiments.recipes import compare as recipe
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
@@ -152,7 +152,7 @@ def compare(
     with clear_errors(out):
         with progress_bar() as progress:
             comparison, rows, tried = recipe.run(request, out, progress, device=device, data_dir=data_dir)
-        report.write(out, compare_report.pages(comparison, rows, tried, recipe.curves_of(out, rows)))
+        report.write(out, compare_report.pages(comparison, rows, tried, cells.curves_of(out, rows)))
 
     if as_json:
         print(json.dumps(rows, indent=1))

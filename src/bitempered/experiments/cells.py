@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
@@ -14,15 +14,18 @@ from bitempered import noise
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.data import Dataset, Split, fingerprint, load_human_labels
 from bitempered.experiments.datasets import DATASETS, check, is_table, read
+from bitempered.experiments.files import read_rows, value
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.runs import Job, Progress, Row, identity, make, plain
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import METRICS, Member, Training, train
 
-__all__ = ["NOISE", "Cell", "Comparison", "run"]
+__all__ = ["FIXED", "NOISE", "VARYING", "Cell", "Comparison", "Stages", "curves_of", "read_data", "recipe_of", "run"]
 
 NOISE = ("symmetric", "symmetric-all", "pair-flip", "human")
+VARYING = ("noise", "loss", "numbers", "schedule", "rescale", "learning_rate", "seed")  # among runs of one comparison
+FIXED = ("dataset", "noise_model", "label_column", "test_file", "rows", *(field.name for field in fields(Training)))
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,70 @@ class Comparison:
             **plain(self.training),
         }  # fmt: skip
 
+    def epochs(self, data: Dataset) -> int:
+        """Return the number of epochs of each run."""
+        return self.training.length(len(range(data.training_rows)[: self.rows]))
+
+    def work(self, data: Dataset) -> int:
+        """Return the number of epochs of all runs together."""
+        return len(self.seeds) * self.epochs(data) * len(self.cells)
+
+
+def recipe_of(rows: list[Row]) -> Comparison:
+    """Return the comparison that rows belong to."""
+    first = rows[0]
+    found = dict.fromkeys(Cell.of(row) for row in rows)
+    values = {field.name: value(first, field.name) for field in fields(Training)}
+    return Comparison(
+        first["dataset"], Training(**values | {"stairs": tuple(first["stairs"])}),
+        tuple(sorted(found, key=lambda cell: cell.noise)), tuple(sorted({row["seed"] for row in rows})),
+        first["noise_model"], first.get("label_column", "label"), first["rows"], first.get("test_file"),
+    )  # fmt: skip
+
+
+def curves_of(folder: Path, rows: list[Row]) -> list[Row]:
+    """Return the metrics by epoch of these rows, in their order; curves.jsonl may also hold those of others."""
+
+    def key(row: Row) -> str:
+        return str([value(row, name) for name in (*VARYING, *FIXED, "data")])
+
+    kept = {key(curve): curve for curve in read_rows(folder / "curves.jsonl")}
+    return [kept[key(row)] for row in rows if key(row) in kept]
+
+
+def read_data(recipe: Comparison, data_dir: Path | None) -> Dataset:
+    """Read the data of a comparison; raise a DataError if its network does not take rows like these."""
+    data = read(recipe.dataset, data_dir, recipe.label_column, recipe.test_file)
+    takes, shape = NETWORKS[recipe.training.network].image, data.rest[0].shape[1:]
+    if takes is not None and takes != shape:
+        fitting = [name for name, other in NETWORKS.items() if other.image in (None, shape)]
+        raise DataError(
+            f"{recipe.training.network} takes images of shape {takes}, and the rows of {recipe.dataset} have shape"
+            f" {shape}; choose from: {', '.join(fitting)}"
+        )
+    return data
+
+
+@dataclass
+class Stages:
+    """Runs comparisons of the same data one after the other, as one piece of work."""
+
+    data: Dataset
+    work: int  # of all comparisons
+    progress: Progress
+    device: str
+    data_dir: Path | None
+    done: int = 0
+
+    def run(self, recipe: Comparison, folder: Path, name: str, what: str = "") -> list[Row]:
+        """Run a comparison, see `run`; `what` says what it is for, before the progress of its training."""
+        before, self.done = self.done, self.done + recipe.work(self.data)
+
+        def tell(done: int, of: int, text: str) -> None:
+            self.progress(before + done * len(recipe.cells), self.work, f"{what}{text}")
+
+        return run(recipe, folder, tell, name=name, device=self.device, data_dir=self.data_dir, data=self.data)
+
 
 def run(
     recipe: Comparison,
@@ -99,15 +166,14 @@ def run(
 ) -> list[Row]:
     """Make the runs that `folder` lacks and return the rows of all, seed by seed in the order of the cells.
 
-    All cells of a seed train together. `runs.make` describes the folder; its rows are in `name`.jsonl. `data` is the
-    recipe's, if it has been read.
+    All cells of a seed train together. `runs.make` describes the folder; its rows are in `name`.jsonl. `data` is what
+    `read_data` returns, if it has been read.
     """
-    data = data or read(recipe.dataset, data_dir, recipe.label_column, recipe.test_file)
-    check_network(recipe, data)
+    data = data or read_data(recipe, data_dir)
+    epochs = recipe.epochs(data)
 
     def job(seed: int) -> Job:
         split, members, runs = prepare(recipe, data, seed, data_dir)
-        epochs = recipe.training.length(len(split.train[0]))
 
         def tell(done: int, epoch: int, text: str) -> None:
             progress(done * epochs + epoch, len(recipe.seeds) * epochs, f"seed {seed}: {text}")
@@ -127,17 +193,6 @@ def run(
         return make([partial(job, seed) for seed in recipe.seeds], folder, name, device)
     finally:
         torch.set_num_threads(threads)
-
-
-def check_network(recipe: Comparison, data: Dataset) -> None:
-    """Raise a DataError if the network does not take rows like these."""
-    takes, shape = NETWORKS[recipe.training.network].image, data.rest[0].shape[1:]
-    if takes is not None and takes != shape:
-        fitting = [name for name, other in NETWORKS.items() if other.image in (None, shape)]
-        raise DataError(
-            f"{recipe.training.network} takes images of shape {takes}, and the rows of {recipe.dataset} have shape"
-            f" {shape}; choose from: {', '.join(fitting)}"
-        )
 
 
 def prepare(
