@@ -334,7 +334,7 @@ def test_processes_share_the_seeds(tmp_path, monkeypatch):
         return real(*given, seed=seed, **options)
 
     def progress(done, total, text):
-        if text == "seed 0: another process is training it":
+        if text == "waiting for another process, which is training seed0":
             other_done.set()
 
     monkeypatch.setattr(cells, "train", train)

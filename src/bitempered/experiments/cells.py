@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from bitempered.experiments.datasets import DATASETS, check, is_table, read
 from bitempered.experiments.files import read_rows, value
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
-from bitempered.experiments.runs import Job, Progress, Row, identity, make, plain
+from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, plain
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import METRICS, Member, Training, train
 
@@ -175,14 +174,10 @@ def run(
     def job(seed: int) -> Job:
         split, members, runs = prepare(recipe, data, seed, data_dir)
 
-        def tell(done: int, epoch: int, text: str) -> None:
-            progress(done * epochs + epoch, len(recipe.seeds) * epochs, f"seed {seed}: {text}")
+        def train_cells(places: list[int], checkpoints: list[Checkpoint], tell: Tell) -> tuple[list[Row], list[Row]]:
+            return run_seed(recipe, split, [members[i] for i in places], seed, tell, device, checkpoints[0])
 
-        def train_cells(places: list[int], checkpoints: list[Checkpoint], done: int) -> tuple[list[Row], list[Row]]:
-            fleet = [members[place] for place in places]
-            return run_seed(recipe, split, fleet, seed, partial(tell, done), device, checkpoints[0])
-
-        return Job(f"seed{seed}", runs, train_cells, lambda done: tell(done, 0, "another process is training it"))
+        return Job(f"seed{seed}", runs, train_cells, epochs)
 
     threads = torch.get_num_threads()
     if device == "cpu" and NETWORKS[recipe.training.network].flat:
@@ -190,7 +185,7 @@ def run(
         # one order: the same numbers on any number of cores.
         torch.set_num_threads(1)
     try:
-        return make([partial(job, seed) for seed in recipe.seeds], folder, name, device)
+        return make([partial(job, seed) for seed in recipe.seeds], folder, name, progress, device=device)
     finally:
         torch.set_num_threads(threads)
 
@@ -216,14 +211,14 @@ def run_seed(
     split: Split,
     members: list[Member],
     seed: int,
-    tell: Callable[[int, str], None],
+    tell: Tell,
     device: str,
     checkpoint: Checkpoint,
 ) -> tuple[list[Row], list[Row]]:
     """Train the members together; return their results and their curves."""
 
     def on_epoch(epoch: int, metrics: Row) -> None:
-        tell(epoch, f"epoch {epoch}, validation accuracy {sum(metrics['validation']) / len(members):.1%}")
+        tell(epoch, f"seed {seed}: epoch {epoch}, validation accuracy {sum(metrics['validation']) / len(members):.1%}")
 
     metrics = train(recipe.training, members, split, seed=seed, device=device, on_epoch=on_epoch, checkpoint=checkpoint)
     last, results, curves = metrics[-1], [], []

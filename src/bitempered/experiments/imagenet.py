@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from bitempered.experiments import networks
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.runs import Row, identity
+from bitempered.experiments.runs import Row, Tell, identity
 from bitempered.experiments.sources import DataError, first_names
 from bitempered.experiments.train import rate_factors
 
@@ -59,6 +59,11 @@ class Training:
             "validation_images": len(data.validation.names),
         }  # fmt: skip
         return identity(setting, data.digest)
+
+    def steps(self, data: "Data") -> int:
+        """Return the number of steps of a run, which leaves out the images that do not fill a batch."""
+        images = len(data.train.names)
+        return self.epochs * (images // min(self.batch_size, images))
 
 
 # Images
@@ -247,12 +252,10 @@ class Run:
         self.learner = Learner(training, data.classes, seed, device)
         self.metrics: list[Row] = []
         self.batch = min(training.batch_size, len(data.train.names))
-        self.per_epoch = len(data.train.names) // self.batch
-        self.rates = (
-            rate_factors(training.epochs * self.per_epoch, training.stairs, training.warmup).double() * training.rate
-        )
+        self.per_epoch = training.steps(data) // training.epochs
+        self.rates = rate_factors(training.steps(data), training.stairs, training.warmup).double() * training.rate
 
-    def train(self, checkpoint: Checkpoint, on_step: Callable[[int, str], None]) -> list[Row]:
+    def train(self, checkpoint: Checkpoint, on_step: Tell) -> list[Row]:
         """Train to the end, from the checkpoint if there is one; return the metrics of each epoch."""
         checkpoint.load(self.restore, self.device)
         started = time.perf_counter() - sum(row["seconds"] for row in self.metrics[-1:])
@@ -274,7 +277,7 @@ class Run:
         done = f": top-1 {self.metrics[-1]['top1']:.1%} after epoch {len(self.metrics)}" if self.metrics else ""
         return f"seed {self.seed}, {self.loss}{done}"
 
-    def epoch(self, number: int, on_step: Callable[[int, str], None]) -> float:
+    def epoch(self, number: int, on_step: Tell) -> float:
         """Train for one epoch; return the mean loss."""
         images = replace(self.data.train, draw=(self.seed, number))
         order = torch.from_numpy(np.random.default_rng((0, self.seed, number)).permutation(len(images.names)))

@@ -20,10 +20,9 @@ from bitempered import noise
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.data import divide, fingerprint, human_labels_file, load_human_labels
 from bitempered.experiments.datasets import read_parts
-from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import resnet34
-from bitempered.experiments.runs import Job, Progress, Row, find, identity, make, plain
+from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, plain
 
 __all__ = ["Images", "Protocol", "Setting", "run"]
 
@@ -93,41 +92,32 @@ def run(
     device: str = "cuda",
     at_once: int = 3,
 ) -> list[Row]:
-    """Train every setting whose row `folder` lacks, `at_once` at a time; return the rows of all settings.
+    """Train every setting whose row `folder` lacks; return the rows of all, seed by seed.
 
-    `runs.make` describes the folder; its rows are in protocol-NAME.jsonl.
+    Up to `at_once` settings of a seed train side by side. `runs.make` describes the folder; its rows are in
+    protocol-NAME.jsonl.
     """
     name = f"protocol-{protocol.name}"
 
-    def prepare(setting: Setting) -> Run:
-        return Run(protocol, setting, images, torch.device(device))
-
     def job(settings: list[Setting]) -> Job:
-        runs = [prepare(setting) for setting in settings]
+        runs = [Run(protocol, setting, images, torch.device(device)) for setting in settings]
 
-        def train_runs(places: list[int], checkpoints: list[Checkpoint], done: int) -> tuple[list[Row], list[Row]]:
+        def train_runs(places: list[int], checkpoints: list[Checkpoint], tell: Tell) -> tuple[list[Row], list[Row]]:
             fleet = [runs[place] for place in places]
-
-            def tell(epoch: int, text: str) -> None:
-                progress(done * protocol.epochs + epoch, len(jobs) * protocol.epochs, text)
-
             took = {"fleet": len(fleet), "fleet_seconds": round(train(fleet, checkpoints, tell), 1)}
             return [{**run.summary(), **took} for run in fleet], [{"epochs_measured": run.metrics} for run in fleet]
 
-        return Job(name, [run.identity() for run in runs], train_runs, separate=True)
+        # Fleets of a seed share a name, and so a lock: another process may divide the same runs into other fleets.
+        seed = settings[0].seed
+        return Job(f"{name}-seed{seed}", [run.identity() for run in runs], train_runs, protocol.epochs, separate=True)
 
-    # Each run is built twice, first only for its identity, so that no more than a fleet is ever in memory.
-    wanted = {setting: prepare(setting).identity() for setting in settings}
-    rows_file = folder / f"{name}.jsonl"
-    rows = read_rows(rows_file)
-    todo = [setting for setting, run in wanted.items() if find(rows, run) is None]
-    jobs = [partial(job, todo[i : i + at_once]) for i in range(0, len(todo), at_once)]
-    make(jobs, folder, name, device)
-    rows = read_rows(rows_file)
-    return [row for setting in settings if (row := find(rows, wanted[setting])) is not None]
+    seeds = dict.fromkeys(setting.seed for setting in settings)
+    parts = [[setting for setting in dict.fromkeys(settings) if setting.seed == seed] for seed in seeds]
+    fleets = [part[i : i + at_once] for part in parts for i in range(0, len(part), at_once)]
+    return make([partial(job, fleet) for fleet in fleets], folder, name, progress, device=device)
 
 
-def train(fleet: list["Run"], checkpoints: list[Checkpoint], tell: Callable[[int, str], None]) -> float:
+def train(fleet: list["Run"], checkpoints: list[Checkpoint], tell: Tell) -> float:
     """Train runs side by side to the end; return the seconds it took, including those before an interruption."""
     for item, checkpoint in zip(fleet, checkpoints, strict=True):
         item.start(checkpoint)

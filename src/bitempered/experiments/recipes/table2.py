@@ -22,7 +22,7 @@ from bitempered.experiments.imagenet import Learner, Run, Training, read_folder
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, made_by, newest, rich_table, spread, write
-from bitempered.experiments.runs import Job, Progress, Row, find, make, provenance, today
+from bitempered.experiments.runs import Job, Progress, Row, Tell, find, make, provenance, today
 
 __all__ = ["RECIPES", "Table2", "markdown", "plan", "quick", "render", "reproduce", "table"]
 
@@ -96,7 +96,8 @@ def reproduce(
         torch.backends.cudnn.benchmark = True
     folder.mkdir(parents=True, exist_ok=True)
     progress(0, 1, "timing a step with each loss")
-    with lock(folder, "speed", wait=True):
+    waiting = partial(progress, 0, 1, "waiting for another process, which is timing a step with each loss")
+    with lock(folder, "speed", waiting):
         maker = provenance(device)
         wanted = {**timing(recipe), **{name: value for name, value in maker.items() if name != "commit"}}
         speed = find(read_rows(folder / "speed.jsonl"), wanted)
@@ -107,14 +108,8 @@ def reproduce(
     plan = [(seed, loss) for seed in recipe.seeds for loss in recipe.losses]
 
     def job(seed: int, loss: Loss) -> Job:
-        def train(places: list[int], checkpoints: list[Checkpoint], done: int) -> tuple[list[Row], list[Row]]:
-            run = Run(recipe.training, loss, seed, data, torch.device(device))
-            steps = len(run.rates)
-
-            def on_step(step: int, text: str) -> None:
-                progress(done * steps + step, len(plan) * steps, text)
-
-            metrics = run.train(checkpoints[0], on_step)
+        def train(places: list[int], checkpoints: list[Checkpoint], tell: Tell) -> tuple[list[Row], list[Row]]:
+            metrics = Run(recipe.training, loss, seed, data, torch.device(device)).train(checkpoints[0], tell)
             best = max(metrics, key=lambda epoch: epoch["top1"])
             row = {
                 "top1_last": metrics[-1]["top1"], "top1_best": best["top1"], "best_epoch": best["epoch"],
@@ -123,9 +118,10 @@ def reproduce(
             curve = {name: [epoch[name] for epoch in metrics] for name in ("training_loss", "top1", "seconds")}
             return [row], [curve]
 
-        return Job(f"{loss.name}-seed{seed}", [recipe.training.identity(loss, seed, data)], train)
+        runs = [recipe.training.identity(loss, seed, data)]
+        return Job(f"{loss.name}-seed{seed}", runs, train, recipe.training.steps(data))
 
-    rows = make([partial(job, *cell) for cell in plan], folder, "table2", device)
+    rows = make([partial(job, *cell) for cell in plan], folder, "table2", progress, device=device)
     write(folder, {"table2.md": markdown(recipe, rows, speed).encode()})
     return rows, speed
 
