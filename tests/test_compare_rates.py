@@ -10,8 +10,7 @@ from experiment_cases import assert_rendered, comparison, error_lines, invoke, r
 from rich.console import Console
 
 from bitempered import cli, schedules
-from bitempered.experiments import cells, compare_report, files, report
-from bitempered.experiments import train as train_loop
+from bitempered.experiments import cells, checkpoints, compare_report, files, report
 from bitempered.experiments.cells import Cell
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import compare
@@ -119,7 +118,7 @@ def test_the_same_loss_at_two_rates_has_two_lines(tmp_path):
 
 def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, fleets):
     asked = tiny_request(levels=(0.4,), seeds=1, rates=(1e-3, 1e-2))
-    monkeypatch.setattr(train_loop, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
     seen = []
 
     def interrupt(done, total, text):

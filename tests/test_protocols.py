@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bitempered import cli, noise
-from bitempered.experiments import streams
+from bitempered.experiments import augmentation, checkpoints, streams
 from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint, pack, unpack
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
@@ -86,7 +86,7 @@ def without_time(rows):
 def test_images_move_as_pillow_moves_them(rotation):
     """A crop of the padded image, then mirrored, then turned to the nearest pixel."""
     images = np.random.default_rng(0).integers(0, 256, (200, 32, 32, 3), dtype=np.uint8)
-    moved = streams.move(torch.from_numpy(images), rotation, torch.Generator().manual_seed(0)).numpy()
+    moved = augmentation.move(torch.from_numpy(images), rotation, torch.Generator().manual_seed(0)).numpy()
     draws = torch.rand((4, len(images)), generator=torch.Generator().manual_seed(0)).double().numpy()
     down, right = np.floor(9 * draws[:2]).astype(int)
     mirrored, angles = draws[2] < 0.5, (2 * draws[3] - 1) * rotation
@@ -323,7 +323,7 @@ def test_epochs_are_measured_now_and_then_and_at_the_end(small, tmp_path):
 
 def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
     """Also where the interruption came before the second of two checkpoints."""
-    monkeypatch.setattr(streams, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
     protocol = replace(TINY_A, batch_size=12)
     settings = Setting(LOGISTIC, 0.2, seed=0), Setting(replace(TEMPERED, rescale=True), 0.4, seed=0, held_out=8)
     weights, summary = [], Run.summary

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from experiment_cases import TINY, comparison, invoke, results, silent, without
 
-from bitempered.experiments import cells, files, runs
-from bitempered.experiments import train as train_loop
+from bitempered.experiments import cells, checkpoints, files, runs
 from bitempered.experiments.cells import Cell
 from bitempered.experiments.losses import Loss
 
@@ -109,7 +108,7 @@ def test_a_stopped_run_does_not_go_on_with_other_labels(tmp_path, monkeypatch, c
     write_table(tmp_path / "table.csv")
     one = replace(comparison(str(tmp_path / "table.csv"), levels=(0.2,), seeds=1, epochs=3), label_column="a")
     other = replace(one, label_column="b")
-    monkeypatch.setattr(train_loop, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
 
     with pytest.raises(KeyboardInterrupt):
         cells.run(one, tmp_path / "out", stop_after_two)
@@ -175,7 +174,7 @@ def test_another_commit_or_machine_is_not_another_run(tmp_path, trained, monkeyp
 
 def test_a_checkpoint_goes_on_after_another_commit_but_not_with_other_results(tmp_path, monkeypatch):
     recipe = comparison(levels=(0.0,), seeds=1, epochs=3)
-    monkeypatch.setattr(train_loop, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
 
     with pytest.raises(KeyboardInterrupt):
         cells.run(recipe, tmp_path, stop_after_two)
@@ -246,12 +245,12 @@ import os, random, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
 import torch
-from bitempered.experiments import cells, runs, train
+from bitempered.experiments import cells, checkpoints, runs
 from bitempered.experiments.losses import Loss
 from experiment_cases import comparison
 
 folder, seconds, seeds, overlap = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
-train.SAVE_SECONDS = 0
+checkpoints.SAVE_SECONDS = 0
 torch.set_num_threads(1)  # a pool of threads does not outlive a fork
 runs.provenance = lambda device: {"commit": "this"}  # whose three processes take most of the time
 

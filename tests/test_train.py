@@ -12,6 +12,7 @@ import torch
 from experiment_cases import without
 
 from bitempered import noise
+from bitempered.experiments import augmentation, checkpoints
 from bitempered.experiments import train as loop
 from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint, pack, unpack
 from bitempered.experiments.data import Split
@@ -145,7 +146,7 @@ def test_images_are_standardised_by_channel():
 
 def test_augmentation_moves_and_mirrors():
     x = torch.arange(1.0, 101).view(1, 10, 10, 1).expand(200, -1, -1, -1)
-    seen = loop.shift_and_mirror(x, torch.Generator().manual_seed(0))
+    seen = augmentation.shift_and_mirror(x, torch.Generator().manual_seed(0))
     padded = torch.nn.functional.pad(x[0, :, :, 0], (4, 4, 4, 4))
     views = {}
     for dy in range(9):
@@ -242,7 +243,7 @@ def test_image_networks_learn(network, rate):
 
 
 def test_a_run_that_stops_goes_on_bit_for_bit(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
     members = [member(digits), member(digits, TEMPERED), member(digits, ANNEALED)]
     whole = train(TINY, members, digits, seed=1)
 
@@ -271,8 +272,8 @@ def test_sigkill_at_a_random_moment_loses_nothing(tmp_path):
     code = """
 import sys
 from bitempered import cli
-from bitempered.experiments import train
-train.SAVE_SECONDS = 0
+from bitempered.experiments import checkpoints
+checkpoints.SAVE_SECONDS = 0
 sys.argv = ["bitempered", "compare", "--epochs", "12", "--seeds", "2", "--noise", "0.4", "--out", sys.argv[1]]
 cli.main()
 """

@@ -17,18 +17,19 @@ import torch
 from torch import Tensor
 
 from bitempered import noise
-from bitempered.experiments.checkpoints import Checkpoint
+from bitempered.experiments.augmentation import move
+from bitempered.experiments.checkpoints import Checkpoint, Due
 from bitempered.experiments.data import divide, fingerprint, human_labels_file, load_human_labels
 from bitempered.experiments.datasets import read_parts
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import resnet34
 from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, plain
+from bitempered.experiments.train import staircase
 
 __all__ = ["Images", "Protocol", "Setting", "run"]
 
 CLASSES = 100
 MEAN, DEVIATION = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)  # of CIFAR-100's pixels, red, green, blue
-SAVE_SECONDS = 60  # between two checkpoints, at least; they are written when an epoch ends
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Protocol:
     def rate_at(self, epoch: int) -> float:
         """The learning rate of an epoch, counted from 0."""
         if self.stairs:
-            return self.rate * 0.1 ** sum(epoch >= fraction * self.epochs for fraction in self.stairs)
+            return self.rate * staircase(epoch, self.epochs, self.stairs)
         return self.rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
 
@@ -121,7 +122,7 @@ def train(fleet: list["Run"], checkpoints: list[Checkpoint], tell: Tell) -> floa
     """Train runs side by side to the end; return the seconds it took, including those before an interruption."""
     for item, checkpoint in zip(fleet, checkpoints, strict=True):
         item.start(checkpoint)
-    started = saved = time.perf_counter()
+    due, started = Due(), time.perf_counter()
     before = max(item.seconds for item in fleet)
     while any(item.epoch < item.protocol.epochs for item in fleet):
         busy = [item for item in fleet if item.epoch < item.protocol.epochs]
@@ -137,10 +138,9 @@ def train(fleet: list["Run"], checkpoints: list[Checkpoint], tell: Tell) -> floa
         shown = "; ".join(f"{item.setting.loss} {item.metrics[-1]['test']:.1%}" for item in busy if item.metrics)
         done = f"epoch {busy[0].epoch} of {busy[0].protocol.epochs}, {busy[0].seconds:.0f} s"
         tell(busy[0].epoch, f"{done}, test: {shown}" if shown else done)
-        if time.perf_counter() - saved > SAVE_SECONDS:
+        if due():
             for item, checkpoint in zip(fleet, checkpoints, strict=True):
                 checkpoint.save(item.state())
-            saved = time.perf_counter()
     return before + time.perf_counter() - started
 
 
@@ -337,23 +337,3 @@ class Run:
         self.network.load_state_dict(kept["network"])
         self.set_momentum(kept["momentum"])
         self.epoch, self.seconds, self.metrics = kept["epoch"], kept["seconds"], kept["metrics"]
-
-
-def move(images: Tensor, rotation: float, generator: torch.Generator) -> Tensor:
-    """Shift images (n, 32, 32, 3) by up to 4 pixels, mirror half, rotate by up to `rotation` degrees; fill with black.
-
-    Each pixel is looked up where it came from: rotated back about the centre to the nearest pixel, mirrored, shifted.
-    """
-    n, size, device = len(images), images.shape[1], images.device
-    draw = torch.rand((4, n, 1, 1), generator=generator, device=device)
-    down, right = (draw[0] * 9).long() - 4, (draw[1] * 9).long() - 4
-    angle = (2 * draw[3] - 1) * math.radians(rotation)
-    y, x = torch.meshgrid(*[torch.arange(size, device=device) + 0.5 - size / 2] * 2, indexing="ij")
-    row = (angle.cos() * y - angle.sin() * x + size / 2).floor().long()
-    column = (angle.sin() * y + angle.cos() * x + size / 2).floor().long()
-    inside = (row >= 0) & (row < size) & (column >= 0) & (column < size)
-    column = torch.where(draw[2] < 0.5, size - 1 - column, column)
-    row, column = row + down, column + right
-    inside &= (row >= 0) & (row < size) & (column >= 0) & (column < size)
-    found = images[torch.arange(n, device=device)[:, None, None], row.clamp(0, size - 1), column.clamp(0, size - 1)]
-    return torch.where(inside[..., None], found, 0)
