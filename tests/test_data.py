@@ -408,11 +408,11 @@ def test_a_missing_cifar_part_gets_one_line(cifar_folder):
 def test_human_labels(tmp_path):
     clean = np.arange(5)
     np.savez(tmp_path / "cifar100n.npz", noisy_label=clean[::-1], clean_label=clean)
-    np.testing.assert_array_equal(data.load_human_labels(clean, tmp_path), clean[::-1])
+    np.testing.assert_array_equal(datasets.CIFAR100N.read(clean, tmp_path), clean[::-1])
     with pytest.raises(DataError, match="same order"):
-        data.load_human_labels(clean[::-1], tmp_path)
+        datasets.CIFAR100N.read(clean[::-1], tmp_path)
     with pytest.raises(DataError, match=r"none.cifar100n\.npz"):
-        data.load_human_labels(clean, tmp_path / "none")
+        datasets.CIFAR100N.read(clean, tmp_path / "none")
 
 
 # Hashes
@@ -491,7 +491,7 @@ def read_example(kind, content, folder):
         sources.read_cifar(path, "train")
     elif kind == "npz":
         path.rename(folder / "cifar100n.npz")
-        data.load_human_labels(np.arange(5), folder)
+        datasets.CIFAR100N.read(np.arange(5), folder)
     else:
         sources.read_table(path, "kind")
 

@@ -466,6 +466,7 @@ def test_bad_losses_are_refused_before_any_work(text, message):
         ({"optimizer": "lion"}, "unknown optimizer 'lion'; choose from: adam, adadelta, sgd"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"network": "mnist_cnn"}, "mnist_cnn has a width of its own; leave out the width, got 8"),
     ],
 )
 def test_bad_settings_are_refused(change, message):
@@ -475,7 +476,7 @@ def test_bad_settings_are_refused(change, message):
 
 @pytest.mark.parametrize(("name", "channels"), [("resnet56", 64), ("resnet56-wide", 256)])
 def test_the_wide_network_is_four_times_as_wide(digits, name, channels):
-    network = NETWORKS[name].make((3, 32, 32), digits.num_classes, 8)
+    network = NETWORKS[name].make((3, 32, 32), digits.num_classes)
     assert network.initial(torch.Generator().manual_seed(0))["dense0"].shape == (channels, digits.num_classes)
 
 

@@ -88,7 +88,9 @@ def compare(
             "four that suit the optimiser."
         ),
     ] = None,
-    label_column: Annotated[str, typer.Option(help="The column of a table that holds the labels.")] = "label",
+    label_column: Annotated[
+        str | None, typer.Option(help="The column of a table that holds the labels; without it, label.")
+    ] = None,
     test: Annotated[
         Path | None,
         typer.Option(
@@ -142,7 +144,7 @@ def compare(
         request = recipe.request(
             dataset, contenders, None if noise is None else numbers("noise", noise), seeds, epochs,
             None if rates is None else numbers("rates", rates), noise_model, label_column, network,
-            None if test is None else str(test),
+            None if test is None else str(test), data_dir,
         )  # fmt: skip
     except ValueError as error:
         fail(str(error), 2)
@@ -151,7 +153,7 @@ def compare(
 
     with clear_errors(out):
         with progress_bar() as progress:
-            comparison, rows, tried = recipe.run(request, out, progress, device=device, data_dir=data_dir)
+            comparison, rows, tried = recipe.run(request, out, progress, device=device)
         report.write(out, compare_report.pages(comparison, rows, tried, cells.curves_of(out, rows)))
 
     if as_json:

@@ -11,7 +11,7 @@ import torch
 
 from bitempered import noise
 from bitempered.experiments.checkpoints import Checkpoint
-from bitempered.experiments.data import Dataset, Split, fingerprint, load_human_labels
+from bitempered.experiments.data import Dataset, HumanLabels, Split, fingerprint
 from bitempered.experiments.datasets import DATASETS, check, is_table, read
 from bitempered.experiments.files import read_rows, value
 from bitempered.experiments.losses import Loss
@@ -75,9 +75,13 @@ class Comparison:
             raise ValueError("there must be at least one seed")
         if self.noise_model not in NOISE:
             raise ValueError(f"unknown noise model {self.noise_model!r}; choose from: {', '.join(NOISE)}")
-        labelled = [name for name, entry in DATASETS.items() if entry.human_labels]
-        if self.noise_model == "human" and self.dataset not in labelled:
+        if self.noise_model == "human" and self.human_labels is None:
+            labelled = [name for name, entry in DATASETS.items() if entry.human_labels]
             raise ValueError(f"{self.dataset} has no human labels; choose from: {', '.join(labelled)}")
+
+    @property
+    def human_labels(self) -> HumanLabels | None:
+        return DATASETS[self.dataset].human_labels if self.dataset in DATASETS else None
 
     def setting(self, cell: Cell, seed: int) -> Row:
         """Return what a run depends on, by the keys of its row."""
@@ -258,7 +262,8 @@ def corrupt(
     """Return the labels for training and validation."""
     rng, labels = np.random.default_rng(seed), (split.train[1], split.validation[1])
     if recipe.noise_model == "human":
-        return human_labels(split, data_dir)
+        assert recipe.human_labels is not None
+        return read_human_labels(recipe.human_labels, split, data_dir)
     if recipe.noise_model == "pair-flip":
         noisy = [noise.pair_flip(part, cell.noise, rng=rng, num_classes=split.num_classes) for part in labels]
     else:
@@ -270,12 +275,12 @@ def corrupt(
     return noisy[0], noisy[1]
 
 
-def human_labels(split: Split, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels that people gave to the images of a split."""
+def read_human_labels(source: HumanLabels, split: Split, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels that people gave to the training and validation rows of a split."""
     assert split.rows is not None
     clean = np.empty(sum(map(len, split.rows)), dtype=np.int64)
     for rows, (_, labels) in zip(split.rows, (split.train, split.validation), strict=True):
         clean[rows] = labels
-    noisy = load_human_labels(clean, data_dir)
+    noisy = source.read(clean, data_dir)
     train, validation = (noisy[rows] for rows in split.rows)
     return train, validation

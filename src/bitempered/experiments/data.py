@@ -11,17 +11,7 @@ from sklearn.model_selection import train_test_split
 from bitempered import noise
 from bitempered.experiments.sources import DataError
 
-__all__ = [
-    "Dataset",
-    "Part",
-    "Ring",
-    "Split",
-    "divide",
-    "fingerprint",
-    "human_labels_file",
-    "load_human_labels",
-    "ring",
-]
+__all__ = ["Dataset", "HumanLabels", "Part", "Ring", "Split", "divide", "fingerprint", "ring"]
 
 Part = tuple[np.ndarray, np.ndarray]  # features (n, d) float32 or images (n, c, h, w) uint8, labels (n,) int64
 
@@ -110,20 +100,27 @@ def fingerprint(*arrays: np.ndarray) -> str:
     return digest.hexdigest()[:16]
 
 
-def load_human_labels(labels: np.ndarray, data_dir: Path | None) -> np.ndarray:
-    """Return the labels that people gave to CIFAR-100's training images, for all of them in published order."""
-    try:
-        return noise.from_file(labels, human_labels_file(data_dir), num_classes=100)
-    except (OSError, ValueError) as error:
-        raise DataError(str(error)) from error
+@dataclass(frozen=True)
+class HumanLabels:
+    """The labels that people gave to the training rows of a data set, in a file that is not downloaded."""
 
+    file: str  # in the data folder, or in its subfolder
+    subfolder: str
+    num_classes: int
+    wrong: float  # the fraction of them
 
-def human_labels_file(data_dir: Path | None) -> Path:
-    """Return the path of cifar100n.npz, in the data folder or its subfolder cifar-100n."""
-    if data_dir is None:
-        raise DataError("human labels are read from cifar100n.npz in a folder that you name with --data-dir")
-    paths = [data_dir / "cifar100n.npz", data_dir / "cifar-100n" / "cifar100n.npz"]
-    return next((path for path in paths if path.exists()), paths[0])
+    def path(self, data_dir: Path | None) -> Path:
+        if data_dir is None:
+            raise DataError(f"human labels are read from {self.file} in a folder that you name with --data-dir")
+        paths = [data_dir / self.file, data_dir / self.subfolder / self.file]
+        return next((path for path in paths if path.exists()), paths[0])
+
+    def read(self, labels: np.ndarray, data_dir: Path | None) -> np.ndarray:
+        """Return them for all training rows in published order, whose own labels are `labels`."""
+        try:
+            return noise.from_file(labels, self.path(data_dir), num_classes=self.num_classes)
+        except (OSError, ValueError) as error:
+            raise DataError(str(error)) from error
 
 
 def divide(name: str, features: np.ndarray, labels: np.ndarray, rows: int, seed: int) -> tuple[Part, Part]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from bitempered.experiments.data import Dataset, Part, Split, divide
+from bitempered.experiments.data import Dataset, HumanLabels, Part, Split, divide
 from bitempered.experiments.sources import (
     CIFAR100,
     FASHION_MNIST,
@@ -21,7 +21,18 @@ from bitempered.experiments.sources import (
 )
 from bitempered.experiments.train import Training
 
-__all__ = ["DATASETS", "Entry", "check", "default_training", "digits", "is_table", "load", "read", "read_parts"]
+__all__ = [
+    "CIFAR100N",
+    "DATASETS",
+    "Entry",
+    "check",
+    "default_training",
+    "digits",
+    "is_table",
+    "load",
+    "read",
+    "read_parts",
+]
 
 Parts = tuple[Part, Part]  # rows to train and validate on, and test rows
 
@@ -35,7 +46,7 @@ class Entry:
     num_classes: int
     training: Training
     validation_rows: int = 5_000  # half as many as the images of a test set
-    human_labels: bool = False  # whether CIFAR-N has labels for it
+    human_labels: HumanLabels | None = None
 
 
 def read_digits(paths: list[Path], test_seed: int = 2019) -> Parts:
@@ -64,6 +75,7 @@ def read_cifar100(paths: list[Path]) -> Parts:
     return read_cifar(paths[0], "train"), read_cifar(paths[0], "test")
 
 
+CIFAR100N = HumanLabels("cifar100n.npz", "cifar-100n", 100, wrong=0.402)
 DATASETS = {
     "digits": Entry(None, read_digits, 10, Training("mlp", "adam", epochs=150, batch_size=125), validation_rows=500),
     "mnist": Entry(MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500)),
@@ -74,7 +86,7 @@ DATASETS = {
             "resnet56", "sgd", epochs=200, steps=50_000, stairs=(0.5, 0.75), warmup=1_000, weight_decay=5e-4, clip=1.0,
             augment=True,
         ),
-        human_labels=True,
+        human_labels=CIFAR100N,
     ),
 }  # fmt: skip
 TABLES = (".csv", ".parquet")

@@ -130,12 +130,11 @@ def resnet56(classes: int, *, width: int = 16, blocks: int = 9) -> Network:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A registered network: `make(shape, classes, width)` builds it for rows of a shape; most ignore `width`."""
+    """A registered network: `make(shape, classes)` builds it for rows of a shape."""
 
-    make: Callable[[tuple[int, ...], int, int], Network]
-    image: tuple[int, ...] | None = (
-        None  # channels, height and width that it takes; None: rows of any shape, as vectors
-    )
+    make: Callable[..., Network]
+    image: tuple[int, ...] | None = None  # channels, height and width; None: it takes rows of any shape, as vectors
+    has_width: bool = False  # whether `make` also takes `width`
 
     @property
     def flat(self) -> bool:
@@ -143,10 +142,10 @@ class Architecture:
 
 
 NETWORKS = {
-    "mlp": Architecture(lambda shape, classes, width: mlp(math.prod(shape), classes, width=width)),
-    "mnist_cnn": Architecture(lambda shape, classes, width: mnist_cnn(classes), (1, 28, 28)),
-    "resnet56": Architecture(lambda shape, classes, width: resnet56(classes), (3, 32, 32)),
-    "resnet56-wide": Architecture(lambda shape, classes, width: resnet56(classes, width=64), (3, 32, 32)),
+    "mlp": Architecture(lambda shape, classes, width: mlp(math.prod(shape), classes, width=width), has_width=True),
+    "mnist_cnn": Architecture(lambda shape, classes: mnist_cnn(classes), (1, 28, 28)),
+    "resnet56": Architecture(lambda shape, classes: resnet56(classes), (3, 32, 32)),
+    "resnet56-wide": Architecture(lambda shape, classes: resnet56(classes, width=64), (3, 32, 32)),
 }
 
 

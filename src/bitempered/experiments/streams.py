@@ -19,8 +19,8 @@ from torch import Tensor
 from bitempered import noise
 from bitempered.experiments.augmentation import move
 from bitempered.experiments.checkpoints import Checkpoint, Due
-from bitempered.experiments.data import divide, fingerprint, human_labels_file, load_human_labels
-from bitempered.experiments.datasets import read_parts
+from bitempered.experiments.data import divide, fingerprint
+from bitempered.experiments.datasets import CIFAR100N, read_parts
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import resnet34
 from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, plain
@@ -76,11 +76,11 @@ class Images:
 
     @classmethod
     def read(cls, data_dir: Path | None, human: bool) -> "Images":
-        """Read the images from `data_dir` or download them; read human labels from cifar100n.npz in `data_dir`."""
+        """Read the images from `data_dir` or download them; human labels must be in `data_dir`."""
         if human:
-            human_labels_file(data_dir)  # fail before a useless download
+            CIFAR100N.path(data_dir)  # fail before a useless download
         train, test = read_parts("cifar100", data_dir)
-        return cls(train, test, load_human_labels(train[1], data_dir) if human else None)
+        return cls(train, test, CIFAR100N.read(train[1], data_dir) if human else None)
 
 
 def run(

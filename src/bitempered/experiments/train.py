@@ -33,6 +33,7 @@ __all__ = ["Member", "Training", "rate_factors", "staircase", "train"]
 OPTIMIZERS = {"adam": 2, "adadelta": 2, "sgd": 1}  # how many numbers each keeps per weight
 SHOWN = 5_000  # training rows whose accuracy is measured after each epoch
 
+WIDTH = 256
 METRICS = ("training_loss", "validation", "test", "clean", "noisy")  # of each member after each epoch
 Metrics = list[dict[str, Any]]  # by epoch; each value is a number, or a list with one per member
 
@@ -52,7 +53,7 @@ class Training:
     weight_decay: float = 0.0
     clip: float | None = None  # largest norm of a member's gradient
     augment: bool = False  # images are mirrored and moved by up to 4 pixels at random
-    width: int = 256  # of the perceptron
+    width: int = WIDTH  # of the perceptron; other networks have their own
 
     def __post_init__(self) -> None:
         if self.network not in NETWORKS:
@@ -62,6 +63,8 @@ class Training:
         for name in ("epochs", "batch_size", "width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.width != WIDTH and not NETWORKS[self.network].has_width:
+            raise ValueError(f"{self.network} has a width of its own; leave out the width, got {self.width}")
 
     def length(self, rows: int) -> int:
         """Return the number of epochs for this many training rows; the last may be cut short."""
@@ -118,7 +121,8 @@ class Fleet:
     ) -> None:
         self.training, self.members, self.split, self.seed, self.device = training, members, split, seed, device
         architecture = NETWORKS[training.network]
-        self.network = architecture.make(split.train[0].shape[1:], split.num_classes, training.width)
+        options = {"width": training.width} if architecture.has_width else {}
+        self.network = architecture.make(split.train[0].shape[1:], split.num_classes, **options)
         self.half = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.generator = torch.Generator(device)
         losses = [member.loss for member in members]

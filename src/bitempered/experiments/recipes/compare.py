@@ -18,7 +18,7 @@ from bitempered import schedules
 from bitempered.experiments import cells
 from bitempered.experiments.cells import FIXED, VARYING, Cell, Comparison, curves_of, recipe_of
 from bitempered.experiments.compare_report import pages
-from bitempered.experiments.datasets import default_training, is_table
+from bitempered.experiments.datasets import DATASETS, check, default_training, is_table
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
@@ -67,6 +67,7 @@ class Request:
     contenders: tuple[Contender, ...]
     levels: tuple[float, ...]
     rates: tuple[float, ...]  # to search for every loss without a rate of its own
+    data_dir: Path | None = None
 
     def entries(self, classes: int, epochs: int) -> dict[tuple[Loss, tuple[float, ...]], None]:
         """Return the losses with their rates to choose from, without repeats."""
@@ -85,9 +86,10 @@ def request(
     epochs: int | None = None,
     rates: tuple[float, ...] | None = None,
     noise_model: str = "symmetric",
-    label_column: str = "label",
+    label_column: str | None = None,
     network: str | None = None,
     test_file: str | None = None,
+    data_dir: Path | None = None,
 ) -> Request:
     """Return what to compare; a ValueError says what is wrong with it.
 
@@ -96,6 +98,11 @@ def request(
     """
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
+    check(dataset)
+    if label_column is not None and not is_table(dataset):
+        raise ValueError(f"--label-column is for a table of your own; {dataset} has labels, so leave it out")
+    if data_dir is not None and (is_table(dataset) or DATASETS[dataset].source is None):
+        raise ValueError(f"--data-dir is for data sets that are downloaded; {dataset} is not, so leave it out")
     if len(set(losses)) < len(losses):
         raise ValueError("each loss can be named once, or once for each learning rate (as in mae@0.01,mae@0.1)")
     training = default_training(dataset)
@@ -108,17 +115,17 @@ def request(
     if noise_model == "human" and levels is not None:
         raise ValueError("human labels have their own noise: leave --noise out")
     if levels is None:
-        # The human labels of CIFAR-100 are wrong in 40.2 %, which is only recorded.
-        levels = (0.0,) if is_table(dataset) else (0.402,) if noise_model == "human" else (0.0, 0.4)
+        human = DATASETS[dataset].human_labels if noise_model == "human" and dataset in DATASETS else None
+        levels = (0.0,) if is_table(dataset) else (human.wrong,) if human else (0.0, 0.4)
     levels = tuple(sorted({float(level) for level in levels}))  # their order does not matter
     rates = tuple(sorted(set(RATES[training.optimizer] if rates is None else rates)))
     # All cells that a search may choose, so that every value is checked before the data are read.
     own = tuple(contender.rate for contender in losses if contender.rate is not None)
     possible = tuple(Cell(Loss("logistic"), level, rate) for level, rate in product(levels, rates + own))
     comparison = Comparison(
-        dataset, training, possible, tuple(range(seeds)), noise_model, label_column, test_file=test_file
+        dataset, training, possible, tuple(range(seeds)), noise_model, label_column or "label", test_file=test_file
     )
-    return Request(comparison, losses, levels, rates)
+    return Request(comparison, losses, levels, rates, data_dir)
 
 
 def default_recipe(classes: int, epochs: float) -> Loss:
@@ -141,14 +148,14 @@ def first(reached: Callable[[float], bool], epochs: float) -> float:
 
 
 def run(
-    request: Request, folder: Path, progress: Progress, *, device: str = "cpu", data_dir: Path | None = None
+    request: Request, folder: Path, progress: Progress, *, device: str = "cpu"
 ) -> tuple[Comparison, list[Row], list[Row]]:
     """Search and train what `folder` lacks; return the comparison, its rows, and the rows of the search.
 
     The search's rows are in the subfolder search. It goes level by level: one fleet for each level and seed.
     """
     open_comparison, levels = request.comparison, request.levels
-    data = cells.read_data(open_comparison, data_dir)
+    data = cells.read_data(open_comparison, request.data_dir)
     epochs = open_comparison.epochs(data)
     entries = request.entries(data.num_classes, epochs)
     trials = [(loss, rate) for loss, rates in entries if len(rates) > 1 for rate in rates]
@@ -157,7 +164,7 @@ def run(
         for level in (levels if trials else ())
     ]
     work = epochs * len(levels) * (len(SEARCH_SEEDS) * len(trials) + len(open_comparison.seeds) * len(entries))
-    stages = cells.Stages(data, work, progress, device, data_dir)
+    stages = cells.Stages(data, work, progress, device, request.data_dir)
     tried: list[Row] = []
     for search in searches:
         what = f"rates at {search.cells[0].noise:.0%} noise, " if len(levels) > 1 else "rates, "

@@ -13,6 +13,7 @@ differ from its own by at most 0.0002.
 from dataclasses import replace
 from pathlib import Path
 
+from bitempered.experiments.datasets import CIFAR100N
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
@@ -48,7 +49,7 @@ SETTINGS = {
         searched(0.6, 1.9, schedule=(10, 80)),
         SEARCH_BASE,
     ),
-    "b": tuple(Setting(loss, 0.402, 0) for loss in LOSSES),
+    "b": tuple(Setting(loss, CIFAR100N.wrong, 0) for loss in LOSSES),
 }
 
 # Accuracy in per cent and its standard deviation. A: table 2 of the epsilon-softmax paper, last epoch of 3 runs. B: the
@@ -105,7 +106,7 @@ def markdown(protocol: Protocol, rows: list[Row]) -> str:
     whole, held_out = ([row for row in rows if bool(row["held_out"]) == aside] for aside in (False, True))
     first = rows[0]
     human = protocol.noise_model == "human"
-    kind = "human labels, 40.2 % wrong" if human else "symmetric noise"
+    kind = f"human labels, {100 * CIFAR100N.wrong:g} % wrong" if human else "symmetric noise"
     commits = sorted({row["commit"][:12] for row in rows})
     text = f"""# Protocol {protocol.name.upper()}: CIFAR-100, ResNet-34, {kind}
 
