@@ -7,7 +7,7 @@ from experiment_cases import invoke
 from PIL import Image
 from torch import nn
 
-from bitempered.experiments.imagenet import Training
+from bitempered.experiments.imagenet import ImagenetTraining
 from bitempered.experiments.recipes.table2 import Table2
 
 IGNORED_WARNINGS = [  # what Python and torch say of workers, on machines with many threads and with one core
@@ -16,7 +16,7 @@ IGNORED_WARNINGS = [  # what Python and torch say of workers, on machines with m
 ]
 CPU = torch.device("cpu")
 TINY = Table2(
-    Training("resnet18", 3, 32, micro_batch=12, rate=0.1, size=16, stairs=(0.5,), weight_decay=1e-2),
+    ImagenetTraining("resnet18", 3, 32, micro_batch=12, rate=0.1, size=16, stairs=(0.5,), weight_decay=1e-2),
     seeds=(0, 1), timed=(4, 16), turns=3,
 )  # fmt: skip
 COLOURS = np.random.default_rng(7).integers(40, 216, (10, 3))

@@ -147,8 +147,8 @@ def test_a_slow_contender_sits_out_after_five_runs():
         def seconds(self, call):
             return call()
 
-    plan = bench.Plan((), least=8, most=8, seconds=1.0)
-    taken = Clock("cpu").take_turns({"slow": lambda: 0.5, "fast": lambda: 0.01}, plan)
+    suite = bench.Suite((), least=8, most=8, seconds=1.0)
+    taken = Clock("cpu").take_turns({"slow": lambda: 0.5, "fast": lambda: 0.01}, suite)
     assert {label: len(runs) for label, runs in taken.items()} == {"slow": bench.MIN_RUNS, "fast": 8}
 
 

@@ -17,7 +17,7 @@ from experiment_cases import TINY, TINY_OPTIONS, assert_rendered, comparison, er
 from bitempered import cli
 from bitempered.experiments import cells, compare_report, files
 from bitempered.experiments.data import Dataset, Split
-from bitempered.experiments.datasets import CIFAR100N, DATASETS, Entry, load
+from bitempered.experiments.datasets import CIFAR100N, DATASETS, DatasetEntry, load
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS, Architecture, Network
 from bitempered.experiments.recipes import compare
@@ -217,7 +217,7 @@ def test_a_new_data_set_and_a_new_network_are_an_entry_each(tmp_path, monkeypatc
 
     monkeypatch.setitem(NETWORKS, "linear", Architecture(linear))
     monkeypatch.setitem(
-        DATASETS, "blobs", Entry(None, read, 3, Training("linear", "sgd", epochs=2), validation_rows=30)
+        DATASETS, "blobs", DatasetEntry(None, read, 3, Training("linear", "sgd", epochs=2), validation_rows=30)
     )
     options = ["--noise", "0.2", "--seeds", "1", "--losses", "logistic,mae", "--rates", "0.01", "--out", tmp_path]
     assert invoke("compare", "--dataset", "blobs", *options).exit_code == 0
@@ -428,7 +428,7 @@ REPORT = ["report", str(Path(__file__).parents[1] / "results" / "protocol-a")]
 
 
 @pytest.mark.parametrize("module", ["typer", "rich", "torch", "sklearn", "matplotlib"])
-@pytest.mark.parametrize("command", [["compare"], ["reproduce", "figure2"], REPORT], ids=lambda command: command[0])
+@pytest.mark.parametrize("command", [["compare"], ["reproduce", "table1"], REPORT], ids=lambda command: command[0])
 def test_a_missing_extra_gets_one_line_with_the_command(command, module, tmp_path):
     code = f"""
 import sys

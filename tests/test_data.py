@@ -15,28 +15,9 @@ import numpy as np
 import pytest
 from experiment_cases import change_dataset, idx, one_line, packed
 
-from bitempered.experiments import data, datasets, pickles, sources
+from bitempered.experiments import datasets, pickles, sources
 from bitempered.experiments.pickles import read_pickle
 from bitempered.experiments.sources import DataError
-
-# The ring
-
-
-def test_ring_is_what_it_says():
-    drawn = data.ring(1000, seed=3, disc=0.9, inner=1.1)
-    radius = np.linalg.norm(drawn.points.astype(float), axis=1)
-    np.testing.assert_allclose(drawn.margin, 1 - radius, atol=1e-6)  # points are float32
-    np.testing.assert_array_equal(drawn.labels == 1, drawn.margin > 0)
-    assert drawn.labels.sum() == 500
-    assert np.abs(drawn.margin).min() >= 0.1
-    assert radius.max() <= 1.5 + 1e-6  # points are float32
-    # Uniform over an area: half of the disc's points within 1 / sqrt(2) of its radius; five deviations are 56.
-    assert abs((radius[drawn.labels == 1] < 0.9 / 2**0.5).sum() - 250) < 56
-    np.testing.assert_array_equal(drawn.points, data.ring(1000, seed=3, disc=0.9, inner=1.1).points)
-    assert (drawn.points != data.ring(1000, seed=4, disc=0.9, inner=1.1).points).any()
-    with pytest.raises(ValueError, match="a ring needs 0 < disc <= inner < outer"):
-        data.ring(4, seed=0, disc=2.0)
-
 
 # Images in idx files
 

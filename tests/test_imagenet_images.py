@@ -9,7 +9,7 @@ from imagenet_cases import CPU, IGNORED_WARNINGS, Net, make_folder, make_images,
 from PIL import Image
 
 from bitempered.experiments import imagenet, networks
-from bitempered.experiments.imagenet import Images
+from bitempered.experiments.imagenet import ImageFiles
 from bitempered.experiments.sources import DataError
 
 pytestmark = IGNORED_WARNINGS
@@ -48,7 +48,7 @@ def test_validation_images_are_resized_then_cut_in_the_centre(tmp_path):
     y, x = np.mgrid[0:300, 0:400]
     smooth = np.stack([x * 255 / 400, y * 255 / 300, (x + y) * 255 / 700], axis=2).astype(np.uint8)
     Image.fromarray(smooth).save(tmp_path / "a.png")
-    pixels, labels = Images(tmp_path, np.array([b"a.png"]), np.array([3]), 224)[[0]]
+    pixels, labels = ImageFiles(tmp_path, np.array([b"a.png"]), np.array([3]), 224)[[0]]
     resized = Image.fromarray(smooth).resize((341, 256), Image.Resampling.BILINEAR)
     expected = np.asarray(resized.crop((58, 16, 58 + 224, 16 + 224)))
     assert pixels.dtype == torch.uint8
@@ -88,7 +88,7 @@ def test_half_of_the_training_images_are_mirrored(tmp_path):
     """An image that is darker on the left is so in every crop that is not mirrored."""
     ramp = np.repeat(np.arange(0, 256, 4, dtype=np.uint8)[None, :, None], 64, axis=0).repeat(3, axis=2)
     Image.fromarray(ramp).save(tmp_path / "a.png")
-    images = Images(tmp_path, np.array([b"a.png"] * 200), np.zeros(200, dtype=np.int64), 8, draw=(0, 1))
+    images = ImageFiles(tmp_path, np.array([b"a.png"] * 200), np.zeros(200, dtype=np.int64), 8, draw=(0, 1))
     pixels = images[list(range(200))][0].int()
     left, right = pixels[:, 0, 0, 0], pixels[:, 0, -1, 0]
     assert (left != right).all()

@@ -22,7 +22,7 @@ from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import protocols
 from bitempered.experiments.recipes.protocols import PROTOCOLS
 from bitempered.experiments.sources import DataError
-from bitempered.experiments.streams import Images, Run, Setting
+from bitempered.experiments.streams import Cifar100, Setting, StreamedRun
 from bitempered.torch import bi_tempered_logistic_loss
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def numbered(n):
     return np.tile(colours[:, None, None, None], (1, 3, 32, 32)), np.arange(n) % 4
 
 
-IMAGES = Images(part(24, 0), part(16, 1))
+IMAGES = Cifar100(part(24, 0), part(16, 1))
 
 
 @pytest.fixture
@@ -164,13 +164,13 @@ def test_only_the_bi_tempered_loss_is_rescaled(text):
 
 
 def test_a_schedule_moves_the_temperatures_by_epoch(small, tmp_path, monkeypatch):
-    used, one_step = [], Run.one_step
+    used, one_step = [], StreamedRun.one_step
 
     def look(self):
         used.append((self.epoch, self.loss.numbers))
         one_step(self)
 
-    monkeypatch.setattr(Run, "one_step", look)
+    monkeypatch.setattr(StreamedRun, "one_step", look)
     setting = Setting(replace(TEMPERED, schedule=(1, 3)), 0.5, seed=0)
     (row,), _ = run(tmp_path, setting, protocol=replace(TINY_A, epochs=4))
     expected = enumerate([(1, 1), (1, 1), (0.75, 1.5), (0.5, 2)])
@@ -190,7 +190,7 @@ def test_bad_schedules_are_refused():
 def test_steps_are_sgd_by_hand(clip, small, tmp_path):
     """The gradient of cross-entropy, its norm cut, then decay, then momentum, then the rate."""
     protocol = replace(TINY_A, clip=clip, weight_decay=0.2, rate=0.05)
-    item = Run(protocol, Setting(LOGISTIC, 0.5, seed=3), IMAGES, CPU)
+    item = StreamedRun(protocol, Setting(LOGISTIC, 0.5, seed=3), IMAGES, CPU)
     item.start(Checkpoint(tmp_path / "none", ""))
     weights = [w.detach().double().numpy().copy() for w in item.network.parameters()]
     item.begin_epoch()
@@ -225,7 +225,7 @@ def test_steps_are_sgd_by_hand(clip, small, tmp_path):
 
 
 def test_training_sees_its_own_images_and_their_labels_alone(small, tmp_path, monkeypatch):
-    images = Images(numbered(40), part(8, 0))
+    images = Cifar100(numbered(40), part(8, 0))
     setting = Setting(LOGISTIC, 0.5, seed=1, held_out=8)
     labels = noise.symmetric(images.train[1], 0.5, rng=np.random.default_rng(1), num_classes=100)
     seen = Counter()
@@ -237,10 +237,10 @@ def test_training_sees_its_own_images_and_their_labels_alone(small, tmp_path, mo
             assert torch.equal(self.epoch_labels[1, self.place], numbers % 4)
         return logits(self, network, x)
 
-    logits = Run.logits
-    monkeypatch.setattr(Run, "logits", look)
+    logits = StreamedRun.logits
+    monkeypatch.setattr(StreamedRun, "logits", look)
     run(tmp_path, setting, images=images)
-    aside = Run(TINY_A, setting, images, CPU).validation
+    aside = StreamedRun(TINY_A, setting, images, CPU).validation
     held_out = aside[0][:, 0, 0, 0].astype(int) - 1
     assert len(set(held_out)) == 8
     np.testing.assert_array_equal(np.bincount(held_out % 4), [2, 2, 2, 2])  # stratified
@@ -251,7 +251,7 @@ def test_training_sees_its_own_images_and_their_labels_alone(small, tmp_path, mo
 def test_every_epoch_and_every_seed_draws_anew(small, tmp_path):
     drawn = []
     for seed, epoch in [(0, 0), (0, 1), (1, 0), (0, 0)]:
-        item = Run(TINY_A, Setting(LOGISTIC, 0.0, seed=seed), IMAGES, CPU)
+        item = StreamedRun(TINY_A, Setting(LOGISTIC, 0.0, seed=seed), IMAGES, CPU)
         item.start(Checkpoint(tmp_path / "none", ""))
         item.epoch = epoch
         item.begin_epoch()
@@ -263,8 +263,8 @@ def test_every_epoch_and_every_seed_draws_anew(small, tmp_path):
 @pytest.mark.parametrize("right", ["noisy", "clean"])
 def test_held_out_labels_are_noisy_and_test_labels_are_not(right, small, tmp_path):
     """A network that knows all noisy labels, or all clean ones, by heart."""
-    images = Images(numbered(16), numbered(16))
-    item = Run(TINY_A, Setting(LOGISTIC, 1.0, seed=0, held_out=8), images, CPU)
+    images = Cifar100(numbered(16), numbered(16))
+    item = StreamedRun(TINY_A, Setting(LOGISTIC, 1.0, seed=0, held_out=8), images, CPU)
     item.start(Checkpoint(tmp_path / "none", ""))
     table = noise.symmetric(images.train[1], 1.0, rng=np.random.default_rng(0), num_classes=100)
     known = torch.from_numpy(table if right == "noisy" else images.train[1])
@@ -285,8 +285,8 @@ def test_noisy_held_out_labels_choose_the_epoch_and_test_labels_nothing(small, t
     train, test = part(60, 0), part(40, 1)
     other = test[0], np.random.default_rng(0).permutation(test[1])
     settings = [Setting(LOGISTIC, 0.3, seed=seed, held_out=20) for seed in range(4)]
-    rows, _ = run(tmp_path, *settings, protocol=protocol, images=Images(train, test))
-    again, told = run(tmp_path, *settings, protocol=protocol, images=Images(train, other))
+    rows, _ = run(tmp_path, *settings, protocol=protocol, images=Cifar100(train, test))
+    again, told = run(tmp_path, *settings, protocol=protocol, images=Cifar100(train, other))
     assert told
     curves = [row["epochs_measured"] for row in read_rows(tmp_path / "curves.jsonl")]
     for row, curve in zip(rows + again, curves, strict=True):
@@ -326,13 +326,13 @@ def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
     protocol = replace(TINY_A, batch_size=12)
     settings = Setting(LOGISTIC, 0.2, seed=0), Setting(replace(TEMPERED, rescale=True), 0.4, seed=0, held_out=8)
-    weights, summary = [], Run.summary
+    weights, summary = [], StreamedRun.summary
 
     def look(self):
         weights.append(torch.cat([value.flatten().double() for value in self.network.state_dict().values()]))
         return summary(self)
 
-    monkeypatch.setattr(Run, "summary", look)
+    monkeypatch.setattr(StreamedRun, "summary", look)
     whole, _ = run(tmp_path / "whole", *settings, protocol=protocol)
 
     def stop(done, total, message):
@@ -342,7 +342,7 @@ def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
     for folder, epochs in ((tmp_path / "both", 2), (tmp_path / "one", 3)):
         with pytest.raises(KeyboardInterrupt):
             streams.run(protocol, settings, IMAGES, folder, stop, device="cpu")
-        first, second = (checkpoint(folder, Run(protocol, setting, IMAGES, CPU)).path for setting in settings)
+        first, second = (checkpoint(folder, StreamedRun(protocol, setting, IMAGES, CPU)).path for setting in settings)
         assert set(folder.glob("*.checkpoint")) == {first, second}
         if folder.name == "one":
             second.unlink()
@@ -380,10 +380,10 @@ def test_other_data_is_another_run(small, tmp_path):
         (replace(setting, noise=0.5), IMAGES),
         (replace(setting, seed=1), IMAGES),
         (replace(setting, held_out=8), IMAGES),
-        (setting, Images((changed, labels), IMAGES.test)),
-        (setting, Images((pixels, moved), IMAGES.test)),
-        (setting, Images(IMAGES.train, (test_pixels, changed_test))),
-        (setting, Images(IMAGES.train, (255 - test_pixels, test_labels))),
+        (setting, Cifar100((changed, labels), IMAGES.test)),
+        (setting, Cifar100((pixels, moved), IMAGES.test)),
+        (setting, Cifar100(IMAGES.train, (test_pixels, changed_test))),
+        (setting, Cifar100(IMAGES.train, (255 - test_pixels, test_labels))),
     ]
     made = [run(tmp_path, which, images=images) for which, images in variants]
     assert [len(told) for _, told in made] == [3] * len(variants)
@@ -399,11 +399,11 @@ def test_human_labels_are_trained_on(small, tmp_path):
     made = [run(tmp_path, setting, protocol=TINY_B, images=replace(IMAGES, human=y)) for y in (human, other)]
     assert [len(told) for _, told in made] == [3, 3]
     assert made[0][0][0]["data"] != made[1][0][0]["data"]
-    np.testing.assert_array_equal(Run(TINY_B, setting, replace(IMAGES, human=other), CPU).noisy, other)
+    np.testing.assert_array_equal(StreamedRun(TINY_B, setting, replace(IMAGES, human=other), CPU).noisy, other)
     with pytest.raises(ValueError, match="protocol b needs human labels; read the images with human=True"):
         run(tmp_path, setting, protocol=TINY_B)
     with pytest.raises(DataError, match=r"human labels are read from cifar100n\.npz"):
-        Images.read(None, human=True)  # downloads nothing
+        Cifar100.read(None, human=True)  # downloads nothing
 
 
 def test_another_protocol_is_another_run(small, tmp_path):
@@ -425,8 +425,8 @@ def test_a_fleet_s_memory_is_freed_before_the_next(small, tmp_path, monkeypatch)
         started.add(self)
         alive.append(len(started))
 
-    original = Run.start
-    monkeypatch.setattr(Run, "start", start)
+    original = StreamedRun.start
+    monkeypatch.setattr(StreamedRun, "start", start)
     run(tmp_path, *(Setting(LOGISTIC, 0.05 * i, seed=i // 3) for i in range(5)), at_once=2)
     assert alive == [1, 2, 1, 1, 2]  # three of a seed, two of another
 
@@ -439,7 +439,7 @@ def test_too_few_images_for_a_batch_are_refused(tmp_path):
 @pytest.fixture
 def saved(small, tmp_path):
     """A run and a checkpoint of it."""
-    item = Run(TINY_A, Setting(LOGISTIC, 0.2, seed=0), IMAGES, CPU)
+    item = StreamedRun(TINY_A, Setting(LOGISTIC, 0.2, seed=0), IMAGES, CPU)
     where = checkpoint(tmp_path, item)
     item.start(where)
     item.begin_epoch()
@@ -453,9 +453,9 @@ def test_a_checkpoint_of_another_run_is_refused(saved, tmp_path):
     for setting, images in [
         (replace(item.setting, seed=1), IMAGES),
         (replace(item.setting, loss=TEMPERED), IMAGES),
-        (item.setting, Images(IMAGES.train, part(16, 7))),
+        (item.setting, Cifar100(IMAGES.train, part(16, 7))),
     ]:
-        other = checkpoint(tmp_path, Run(TINY_A, setting, images, CPU)).path
+        other = checkpoint(tmp_path, StreamedRun(TINY_A, setting, images, CPU)).path
         assert other != path
         other.write_bytes(path.read_bytes())
         with pytest.raises(BadCheckpoint, match="belongs to another run; delete it, or choose another folder"):
@@ -521,7 +521,7 @@ def test_a_protocol_from_the_command_line(small, tmp_path, monkeypatch):
 
     monkeypatch.setattr(cli, "choose_device", lambda device: "cuda")
     monkeypatch.setattr(protocols, "run", on_cpu)
-    monkeypatch.setattr(Images, "read", lambda data_dir, human: IMAGES)
+    monkeypatch.setattr(Cifar100, "read", lambda data_dir, human: IMAGES)
     monkeypatch.setitem(PROTOCOLS, "a", TINY_A)
     monkeypatch.setitem(protocols.SETTINGS, "a", (Setting(LOGISTIC, 0.25, 0), Setting(TEMPERED, 0.25, 0, held_out=8)))
     command = ["reproduce", "protocol-a", "--seeds", "2", "--out", str(out)]

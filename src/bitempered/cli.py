@@ -304,11 +304,11 @@ def bench(
         fail(f"{missing}; {NEEDS}", 1)
 
     device = choose_device(device)
-    plan = bench.quick(bench.PLANS[device]) if quick else bench.PLANS[device]
+    suite = bench.quick(bench.SUITES[device]) if quick else bench.SUITES[device]
     out = out or Path("results/bench-quick" if quick else "benchmarks")
     with clear_errors(out, "the cases measured so far are kept"):
         out.mkdir(parents=True, exist_ok=True)
-        rows = bench.run(plan, device, out, lambda text: print(text, flush=True))
+        rows = bench.run(suite, device, out, lambda text: print(text, flush=True))
     name = "gpu" if device == "cuda" else "cpu"
     print(f"Written to {out}: {name}.md, {name}.png and {name}.jsonl")
     failed = [f"{row['label']} at {row['rows']} x {row['classes']}" for row in rows if "failed" in row]

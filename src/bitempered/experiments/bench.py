@@ -35,7 +35,7 @@ from bitempered.experiments.runs import provenance, today
 from bitempered.kernels import cpu
 from bitempered.torch import bi_tempered_logistic_loss, linear_bi_tempered_logistic_loss, tempered_softmax
 
-__all__ = ["PLANS", "Case", "Plan", "quick", "run"]
+__all__ = ["SUITES", "Case", "Suite", "quick", "run"]
 
 Pair = tuple[float, float]
 PAIRS: tuple[Pair, ...] = ((0.8, 1.2), (0.5, 4.0))  # the paper's for CIFAR-100 and for MNIST
@@ -67,7 +67,7 @@ class Case(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Suite:
     """The cases, and for each `least` turns, then up to `most` while `seconds` last."""
 
     cases: tuple[Case, ...]
@@ -100,12 +100,12 @@ QUICK = (
     *(Case(4, classes, sweep="classes") for classes in (16, 64)),
     *(Case(rows, 16, sweep="rows") for rows in (4, 16)),
 )
-PLANS = {"cpu": Plan(CPU, least=15, most=2000, seconds=5.0), "cuda": Plan(CUDA, least=25, most=200, seconds=1.0)}
+SUITES = {"cpu": Suite(CPU, least=15, most=2000, seconds=5.0), "cuda": Suite(CUDA, least=25, most=200, seconds=1.0)}
 
 
-def quick(plan: Plan) -> Plan:
+def quick(suite: Suite) -> Suite:
     """Take tiny cases and three turns: this shows that everything except torch.compile runs, not how fast."""
-    return replace(plan, cases=QUICK, least=3, most=3, compiled=False)
+    return replace(suite, cases=QUICK, least=3, most=3, compiled=False)
 
 
 class Contender(NamedTuple):
@@ -275,15 +275,15 @@ class Clock:
         call()
         return torch.cuda.max_memory_allocated() - there
 
-    def take_turns(self, calls: dict[str, Callable[[], Any]], plan: Plan) -> dict[str, list[float]]:
+    def take_turns(self, calls: dict[str, Callable[[], Any]], suite: Suite) -> dict[str, list[float]]:
         taken: dict[str, list[float]] = {label: [] for label in calls}
         gc.collect()
         gc.disable()  # as timeit does: after torch.compile a collection takes 0.2 s
         try:
-            turn, end = 0, time.perf_counter() + plan.seconds
-            while turn < plan.least or (turn < plan.most and time.perf_counter() < end):
+            turn, end = 0, time.perf_counter() + suite.seconds
+            while turn < suite.least or (turn < suite.most and time.perf_counter() < end):
                 for label in random.Random(turn).sample(list(calls), len(calls)):
-                    if turn < MIN_RUNS or sum(taken[label]) < plan.seconds:
+                    if turn < MIN_RUNS or sum(taken[label]) < suite.seconds:
                         taken[label].append(self.seconds(calls[label]))
                 turn += 1
         finally:
@@ -323,7 +323,7 @@ def errors(result: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> Row:
     }
 
 
-def measure(case: Case, plan: Plan, clock: Clock, say: Callable[[str], None]) -> list[Row]:
+def measure(case: Case, suite: Suite, clock: Clock, say: Callable[[str], None]) -> list[Row]:
     """Return a row for each contender: times, their ratios to the references' medians, memory, errors."""
     inputs, made = make(case, clock.device), []
     calls: dict[str, Callable[[], Any]] = {}
@@ -333,7 +333,7 @@ def measure(case: Case, plan: Plan, clock: Clock, say: Callable[[str], None]) ->
     wanted: dict[Pair | None, tuple[Tensor, Tensor]] = {}
     graphs = clock.cuda and case.kind == "loss"
     torch.compiler.reset()
-    for contender in contenders(case, clock.device, plan.compiled):
+    for contender in contenders(case, clock.device, suite.compiled):
         t1, t2 = contender.pair or (None, None)
         row = {"contender": contender.name, "label": contender.label, "t1": t1, "t2": t2} | case._asdict()
         made.append(row)
@@ -356,7 +356,7 @@ def measure(case: Case, plan: Plan, clock: Clock, say: Callable[[str], None]) ->
     wanted.clear()
     for warm_up in calls.values():
         clock.seconds(warm_up)
-    taken = clock.take_turns(calls, plan)
+    taken = clock.take_turns(calls, suite)
     return [row | summary(row, taken) for row in made]
 
 
@@ -408,21 +408,21 @@ def benchmark_provenance(device: str) -> Row:
     return made | {"compiler": version.splitlines()[0]}
 
 
-def run(plan: Plan, device: str, out: Path, say: Callable[[str], None]) -> list[Row]:
+def run(suite: Suite, device: str, out: Path, say: Callable[[str], None]) -> list[Row]:
     """Measure every case, and write rows and tables as they come: gpu.* or cpu.* in the folder `out`."""
     start, name, made_by = time.perf_counter(), "gpu" if device == "cuda" else "cpu", benchmark_provenance(device)
     rows: list[Row] = []
     say(", ".join(f"{key} {value}" for key, value in made_by.items()))
     if device == "cuda":  # many processes fill the cache on disk; one alone would compile for minutes
-        workers = min(len(plan.cases), os.cpu_count() or 1, 14)
+        workers = min(len(suite.cases), os.cpu_count() or 1, 14)
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-            for case, done in [(case, pool.submit(compile_ahead, case, plan.compiled)) for case in plan.cases]:
+            for case, done in [(case, pool.submit(compile_ahead, case, suite.compiled)) for case in suite.cases]:
                 if error := done.exception():
                     say(f"not compiled ahead: {case}: {error}")
         say(f"{time.perf_counter() - start:5.1f} s  compiled")
     clock = Clock(device)
-    for case in plan.cases:
-        rows += [row | made_by for row in measure(case, plan, clock, say)]
+    for case in suite.cases:
+        rows += [row | made_by for row in measure(case, suite, clock, say)]
         if clock.cuda:
             gc.collect()  # tracebacks may still hold tensors
             torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""The data sets by name. To add one, write a reader in its own file and add an entry to `DATASETS`."""
+"""The registered data sets, by name, and tables by path. To add one, write a reader and add an entry to `DATASETS`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from bitempered.experiments.train import Training
 __all__ = [
     "CIFAR100N",
     "DATASETS",
-    "Entry",
+    "DatasetEntry",
     "check",
     "default_training",
     "digits",
@@ -38,7 +38,7 @@ Parts = tuple[Part, Part]  # rows to train and validate on, and test rows
 
 
 @dataclass(frozen=True)
-class Entry:
+class DatasetEntry:
     """A data set: its source, its contents, and its default training."""
 
     source: Source | None  # None: no files are needed
@@ -77,10 +77,12 @@ def read_cifar100(paths: list[Path]) -> Parts:
 
 CIFAR100N = HumanLabels("cifar100n.npz", "cifar-100n", 100, wrong=0.402)
 DATASETS = {
-    "digits": Entry(None, read_digits, 10, Training("mlp", "adam", epochs=150, batch_size=125), validation_rows=500),
-    "mnist": Entry(MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500)),
-    "fashion-mnist": Entry(FASHION_MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500)),
-    "cifar100": Entry(
+    "digits": DatasetEntry(
+        None, read_digits, 10, Training("mlp", "adam", epochs=150, batch_size=125), validation_rows=500
+    ),
+    "mnist": DatasetEntry(MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500)),
+    "fashion-mnist": DatasetEntry(FASHION_MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500)),
+    "cifar100": DatasetEntry(
         CIFAR100, read_cifar100, 100,
         Training(
             "resnet56", "sgd", epochs=200, steps=50_000, stairs=(0.5, 0.75), warmup=1_000, weight_decay=5e-4, clip=1.0,

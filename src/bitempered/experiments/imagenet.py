@@ -27,7 +27,7 @@ from bitempered.experiments.runs import Row, Tell, identity
 from bitempered.experiments.sources import DataError, first_names
 from bitempered.experiments.train import rate_factors
 
-__all__ = ["Data", "Images", "Learner", "Run", "Training", "read_folder"]
+__all__ = ["Data", "ImageFiles", "ImagenetRun", "ImagenetTraining", "Learner", "read_folder"]
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, red, green, blue
@@ -35,7 +35,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclass(frozen=True)
-class Training:
+class ImagenetTraining:
     """The settings of a run: SGD with momentum, decay on filters and matrices only."""
 
     network: str  # "resnet18" or "resnet50"
@@ -70,7 +70,7 @@ class Training:
 
 
 @dataclass(frozen=True, eq=False)
-class Images(Dataset[tuple[Tensor, Tensor] | DataError]):
+class ImageFiles(Dataset[tuple[Tensor, Tensor] | DataError]):
     """The image files of a part. An item is a micro-batch: images `(n, size, size, 3)` uint8 and labels `(n,)`."""
 
     folder: Path
@@ -125,8 +125,8 @@ def random_box(width: int, height: int, *, rng: np.random.Generator) -> Box:
 class Data:
     """Training and validation images, the number of classes, and a hash of names and sizes (pixels take too long)."""
 
-    train: Images
-    validation: Images
+    train: ImageFiles
+    validation: ImageFiles
     classes: int
     digest: str
 
@@ -161,7 +161,7 @@ def read_folder(data_dir: Path | None, size: int, images: int | None) -> Data:
                 digest.update(b"%s/%s %d\n" % (part.encode(), name, length))
         except OSError as error:
             raise DataError(f"cannot read {data_dir}: {error}") from error
-        parts.append(Images(data_dir / part, names, np.array([label for _, label in named]), size))
+        parts.append(ImageFiles(data_dir / part, names, np.array([label for _, label in named]), size))
     return Data(parts[0], parts[1], len(train), digest.hexdigest()[:16])
 
 
@@ -192,7 +192,7 @@ def workers(device: torch.device) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def batches(images: Images, rows: list[list[int]], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(images: ImageFiles, rows: list[list[int]], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Read the rows list by list, ahead of time, and move them to the device."""
     loader = DataLoader(
         images, batch_size=None, sampler=rows, num_workers=min(workers(device), len(rows)),
@@ -211,7 +211,7 @@ def batches(images: Images, rows: list[list[int]], device: torch.device) -> Iter
 class Learner:
     """A network and its optimiser on one device; in bfloat16 over float32 weights on a GPU."""
 
-    def __init__(self, training: Training, classes: int, seed: int, device: torch.device) -> None:
+    def __init__(self, training: ImagenetTraining, classes: int, seed: int, device: torch.device) -> None:
         self.device = device
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -244,10 +244,10 @@ class Learner:
         self.optimizer.zero_grad()
 
 
-class Run:
+class ImagenetRun:
     """One loss and one seed: epochs, metrics, checkpoints."""
 
-    def __init__(self, training: Training, loss: Loss, seed: int, data: Data, device: torch.device) -> None:
+    def __init__(self, training: ImagenetTraining, loss: Loss, seed: int, data: Data, device: torch.device) -> None:
         self.training, self.loss, self.seed, self.data, self.device = training, loss, seed, data, device
         self.learner = Learner(training, data.classes, seed, device)
         self.metrics: list[Row] = []

@@ -26,7 +26,7 @@ from bitempered.experiments.networks import resnet34
 from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, plain
 from bitempered.experiments.train import staircase
 
-__all__ = ["Images", "Protocol", "Setting", "run"]
+__all__ = ["Cifar100", "Protocol", "Setting", "run"]
 
 CLASSES = 100
 MEAN, DEVIATION = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)  # of CIFAR-100's pixels, red, green, blue
@@ -67,7 +67,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Images:
+class Cifar100:
     """CIFAR-100 as published, images (n, 3, 32, 32) uint8 with their labels, and human labels if requested."""
 
     train: tuple[np.ndarray, np.ndarray]
@@ -75,7 +75,7 @@ class Images:
     human: np.ndarray | None = None
 
     @classmethod
-    def read(cls, data_dir: Path | None, human: bool) -> "Images":
+    def read(cls, data_dir: Path | None, human: bool) -> "Cifar100":
         """Read the images from `data_dir` or download them; human labels must be in `data_dir`."""
         if human:
             CIFAR100N.path(data_dir)  # fail before a useless download
@@ -86,7 +86,7 @@ class Images:
 def run(
     protocol: Protocol,
     settings: tuple[Setting, ...],
-    images: Images,
+    images: Cifar100,
     folder: Path,
     progress: Progress,
     *,
@@ -101,7 +101,7 @@ def run(
     name = f"protocol-{protocol.name}"
 
     def job(settings: list[Setting]) -> Job:
-        runs = [Run(protocol, setting, images, torch.device(device)) for setting in settings]
+        runs = [StreamedRun(protocol, setting, images, torch.device(device)) for setting in settings]
 
         def train_runs(places: list[int], checkpoints: list[Checkpoint], tell: Tell) -> tuple[list[Row], list[Row]]:
             fleet = [runs[place] for place in places]
@@ -118,7 +118,7 @@ def run(
     return make([partial(job, fleet) for fleet in fleets], folder, name, progress, device=device)
 
 
-def train(fleet: list["Run"], checkpoints: list[Checkpoint], tell: Tell) -> float:
+def train(fleet: list["StreamedRun"], checkpoints: list[Checkpoint], tell: Tell) -> float:
     """Train runs side by side to the end; return the seconds it took, including those before an interruption."""
     for item, checkpoint in zip(fleet, checkpoints, strict=True):
         item.start(checkpoint)
@@ -144,10 +144,10 @@ def train(fleet: list["Run"], checkpoints: list[Checkpoint], tell: Tell) -> floa
     return before + time.perf_counter() - started
 
 
-class Run:
+class StreamedRun:
     """One training run. Nothing is on the device before `start`."""
 
-    def __init__(self, protocol: Protocol, setting: Setting, images: Images, device: torch.device) -> None:
+    def __init__(self, protocol: Protocol, setting: Setting, images: Cifar100, device: torch.device) -> None:
         self.protocol, self.setting, self.device = protocol, setting, device
         self.epoch, self.seconds = 0, 0.0
         self.metrics: list[Row] = []

@@ -1,4 +1,4 @@
-"""One training loop, the same for every loss, network and device, for many runs at once.
+"""Training many small networks at once, for `cells`: the same loop for every loss, network and device.
 
 A fleet is a set of members that share a network, its initial weights, the images, the order of the batches and the
 dropped units; each has its own loss, wrong labels and learning rate. Their weights are stacked, so that twelve small

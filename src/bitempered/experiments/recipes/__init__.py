@@ -18,7 +18,7 @@ __all__ = ["RECIPES", "REPRODUCED", "ROWS", "Options", "Plan", "choose", "folder
 
 
 @dataclass(frozen=True)
-class Entry:
+class RecipeEntry:
     """A figure or table: its module, its options, and the name of its rows."""
 
     module: str
@@ -29,14 +29,14 @@ class Entry:
 ALL = frozenset({"quick", "resume", "seeds", "data_dir", "device", "network"})
 PROTOCOL = frozenset({"resume", "seeds", "data_dir"})
 RECIPES = {
-    "compare": Entry("compare", rows="compare"),
-    "figure1": Entry("figure1", frozenset()),
-    "figure2": Entry("figure2", frozenset({"quick", "seeds"}), "figure2"),
-    "figure3": Entry("table1", ALL | {"dataset"}, "table1"),
-    "table1": Entry("table1", ALL | {"dataset"}, "table1"),
-    "table2": Entry("table2", ALL, "table2"),
-    "protocol-a": Entry("protocols", PROTOCOL, "protocol-a"),
-    "protocol-b": Entry("protocols", PROTOCOL, "protocol-b"),
+    "compare": RecipeEntry("compare", rows="compare"),
+    "figure1": RecipeEntry("figure1", frozenset()),
+    "figure2": RecipeEntry("figure2", frozenset({"quick", "seeds"}), "figure2"),
+    "figure3": RecipeEntry("table1", ALL | {"dataset"}, "table1"),
+    "table1": RecipeEntry("table1", ALL | {"dataset"}, "table1"),
+    "table2": RecipeEntry("table2", ALL, "table2"),
+    "protocol-a": RecipeEntry("protocols", PROTOCOL, "protocol-a"),
+    "protocol-b": RecipeEntry("protocols", PROTOCOL, "protocol-b"),
 }
 REPRODUCED = {name: entry.options for name, entry in RECIPES.items() if entry.options is not None}
 ROWS = {name: entry.rows for name, entry in RECIPES.items() if entry.rows is not None}

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bitempered import noise
-from bitempered.experiments.data import Ring, ring
 from bitempered.experiments.files import Row, read_rows, write_rows
 from bitempered.experiments.networks import Illustration
 from bitempered.experiments.recipes.plans import Options, Plan
@@ -23,7 +22,21 @@ from bitempered.experiments.report import Pages, grid, made_by, png, write
 from bitempered.experiments.runs import Progress, provenance, today
 from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 
-__all__ = ["AUTHORS", "COLUMNS", "OURS", "Column", "Illustrated", "Recipe", "draw", "markdown", "plan", "render", "run"]
+__all__ = [
+    "AUTHORS",
+    "COLUMNS",
+    "OURS",
+    "Column",
+    "Illustrated",
+    "Recipe",
+    "Ring",
+    "draw",
+    "markdown",
+    "plan",
+    "render",
+    "ring",
+    "run",
+]
 
 LOSSES = ("logistic", "bi-tempered")
 
@@ -85,6 +98,37 @@ class Recipe:
 
 OURS = Recipe()
 AUTHORS = Recipe("authors", 25, 1000, 190, "adam", None, 0.1, True, (2.8, 4.62, 6.72))
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Points of the plane, (n, 2) float32; labels, (n,) int64; distances from the boundary, (n,), positive inside."""
+
+    points: np.ndarray
+    labels: np.ndarray
+    margin: np.ndarray
+
+
+def ring(n: int, seed: int, *, disc: float = 1.0, inner: float = 1.0, outer: float = 1.5) -> Ring:
+    """Draw the paper's illustration: a disc, class 1, in a ring of radii `inner` to `outer`, class 0.
+
+    Each class has half of the points, uniformly distributed. The boundary is in the middle between disc and ring.
+
+    >>> drawn = ring(4, seed=0)
+    >>> drawn.labels.tolist(), ((drawn.margin > 0) == (drawn.labels == 1)).all()
+    ([0, 1, 0, 1], np.True_)
+
+    Reference: Amid, Warmuth, Anil, Koren, section 1.2 and figure 2 (the paper states no formula).
+    """
+    if not 0 < disc <= inner < outer:
+        raise ValueError(f"a ring needs 0 < disc <= inner < outer, got {disc}, {inner} and {outer}")
+    rng = np.random.default_rng(seed)
+    labels = np.arange(n) % 2
+    least, most = np.where(labels == 1, 0, inner), np.where(labels == 1, disc, outer)
+    radius = np.sqrt(rng.uniform(least**2, most**2))
+    angle = rng.uniform(0, 2 * np.pi, n)
+    points = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    return Ring(points.astype(np.float32), labels.astype(np.int64), (disc + inner) / 2 - radius)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, newest, spread, write
 from bitempered.experiments.runs import Progress, Row
-from bitempered.experiments.streams import Images, Protocol, Setting, run
+from bitempered.experiments.streams import Cifar100, Protocol, Setting, run
 
 __all__ = ["PROTOCOLS", "SETTINGS", "markdown", "plan", "render"]
 
@@ -88,7 +88,7 @@ def plan(what: str, options: Options) -> Plan:
     )
 
     def make(folder: Path, progress: Progress) -> None:
-        images = Images.read(options.data_dir, human=protocol.noise_model == "human")
+        images = Cifar100.read(options.data_dir, human=protocol.noise_model == "human")
         run(protocol, tuple(settings), images, folder, progress, device=options.device)
         write(folder, render(folder / f"{what}.jsonl"))
 

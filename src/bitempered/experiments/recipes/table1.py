@@ -24,7 +24,7 @@ from bitempered.experiments.report import Pages, grid, made_by, newest, png, ric
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.train import Training
 
-__all__ = ["RECIPES", "Table1", "choose", "draw_figure3", "markdown", "plan", "render", "reproduce", "table"]
+__all__ = ["TABLE1", "Table1", "choose", "draw_figure3", "markdown", "plan", "render", "reproduce", "table"]
 
 Settings = tuple[tuple[Loss, float], ...]  # losses with their learning rates
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -62,7 +62,7 @@ def tempered(*pairs: tuple[float, float]) -> tuple[Loss, ...]:
 
 LOGISTIC = (Loss("logistic"),)
 MNIST, CIFAR100 = (DATASETS[name].training for name in ("mnist", "cifar100"))
-RECIPES = {
+TABLE1 = {
     "mnist": Table1(
         "mnist",
         MNIST,
@@ -97,8 +97,8 @@ RECIPES = {
     ),
 }  # fmt: skip
 # As wide as Hardt and Ma's net, which the paper says it used: 16 times the work, so fewer cells.
-RECIPES["cifar100-wide"] = replace(
-    RECIPES["cifar100"],
+TABLE1["cifar100-wide"] = replace(
+    TABLE1["cifar100"],
     training=replace(CIFAR100, network="resnet56-wide"),
     search=replace(CIFAR100, network="resnet56-wide", epochs=15, steps=None),
     searched={
@@ -115,9 +115,9 @@ RECIPES["cifar100-wide"] = replace(
 
 def choose(dataset: str, network: str | None) -> tuple[str, Table1]:
     """Return the recipe of a data set, by default with its first network, and the recipe's name."""
-    found = {name: recipe for name, recipe in RECIPES.items() if recipe.dataset == dataset}
+    found = {name: recipe for name, recipe in TABLE1.items() if recipe.dataset == dataset}
     if not found:
-        known = dict.fromkeys(recipe.dataset for recipe in RECIPES.values())
+        known = dict.fromkeys(recipe.dataset for recipe in TABLE1.values())
         raise ValueError(f"table 1 has no dataset {dataset!r}; choose from: {', '.join(known)}")
     for name, recipe in found.items():
         if network in (None, recipe.training.network):
@@ -233,7 +233,7 @@ def table_of(row: Row) -> Table1:
     """Return the recipe of a row, with the row's own training."""
     (recipe,) = (
         recipe
-        for recipe in RECIPES.values()
+        for recipe in TABLE1.values()
         if (recipe.dataset, recipe.training.network) == (row["dataset"], row["network"])
     )
     return replace(

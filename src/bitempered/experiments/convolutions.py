@@ -8,6 +8,9 @@ Sums over pixels are split in a fixed way and added in a fixed order, so results
 `networks` has the same networks in plain PyTorch; tests/test_networks.py compares.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# Kernels are not Python: Triton infers their types.
+
 from itertools import pairwise
 from typing import Any
 
