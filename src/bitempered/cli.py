@@ -53,14 +53,19 @@ DEVICE = typer.Option(help="Where to train: cpu or cuda. Without it, cuda if the
 @app.command()
 def compare(
     dataset: Annotated[
-        str, typer.Option(help="digits, mnist, fashion-mnist, cifar100, or the path of a .csv or .parquet file.")
+        str,
+        typer.Option(
+            help="digits, mnist, fashion-mnist, cifar100 (an unknown name lists all), or the path of a .csv or "
+            ".parquet file."
+        ),
     ] = "digits",
     losses: Annotated[
         str,
         typer.Option(
             help="Separated by commas: logistic (cross-entropy), gce:q (generalized cross-entropy), bi-tempered (with "
             "its default recipe), bi-tempered:t1:t2, tsallis:t1:t2, t-logistic:t, sce:alpha:beta, mae. @ fixes a rate, "
-            "as in mae@0.01. By default logistic, gce:0.7, bi-tempered, bi-tempered:0.8:1.2.",
+            "as in mae@0.01; an unknown name lists all. By default logistic, gce:0.7, bi-tempered, "
+            "bi-tempered:0.8:1.2.",
             show_default=False,
         ),
     ] = "logistic,gce:0.7,bi-tempered,bi-tempered:0.8:1.2",
@@ -75,7 +80,11 @@ def compare(
         str, typer.Option(help="symmetric (over the other classes), symmetric-all, pair-flip, or human (cifar100).")
     ] = "symmetric",
     network: Annotated[
-        str | None, typer.Option(help="mlp, mnist_cnn, resnet56 or resnet56-wide; without it, what suits the data set.")
+        str | None,
+        typer.Option(
+            help="mlp, mnist_cnn, resnet56 or resnet56-wide (an unknown name lists all); without it, what suits the "
+            "data set."
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs per noise level and loss.")] = 5,
     epochs: Annotated[
@@ -168,7 +177,11 @@ def compare(
         print(f"Written to {out}: compare.md, compare.csv, compare.png; {trained} (delete to train again)")
 
 
-@app.command()
+# A paragraph for each figure or table.
+ABOUT = "\n\n".join(f"{name}: {entry.about}" for name, entry in recipes.REPRODUCED.items())
+
+
+@app.command(help=f"Reproduce a figure or table of the paper.\n\n{ABOUT}")
 def reproduce(
     context: typer.Context,
     what: Annotated[str, typer.Argument(help=f"{', '.join(recipes.REPRODUCED)}.")],
@@ -193,24 +206,9 @@ def reproduce(
         Path | None, typer.Option(help="Folder for the results; without it, one in results, such as results/figure2.")
     ] = None,
 ) -> None:
-    """Reproduce a figure or table of the paper.
-
-    figure1: log_t, exp_t, and the loss of two classes for several temperatures.
-
-    figure2: a small net on noisy labels in the plane; under a minute on a CPU.
-
-    table1: both losses on MNIST or CIFAR-100 at several noise levels, after a search; half an hour on a GPU.
-
-    figure3: accuracy by epoch in the runs of table1.
-
-    table2: both losses on ImageNet, and the time the loss adds to a step; needs torchvision, and a GPU for days.
-
-    protocol-a, protocol-b: losses on CIFAR-100 with symmetric noise or human labels, as papers on noisy labels compare
-    them; needs a GPU, an hour of an H200 or less.
-    """
     if what not in recipes.REPRODUCED:
         fail(f"unknown figure or table {what!r}; choose from: {', '.join(recipes.REPRODUCED)}", 2)
-    takes = recipes.REPRODUCED[what]
+    takes = recipes.REPRODUCED[what].options
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     if useless := given - takes - {"what", "out"}:
@@ -242,8 +240,8 @@ def report(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="A folder of rows, by its path or its name in results, such as table1-mnist; or compare, figure2, "
-            "figure3, table1, table2, protocol-a or protocol-b, for every folder in results that has its rows."
+            help="A folder of rows, by its path or its name in results, such as table1-mnist; or one of "
+            f"{', '.join(recipes.ROWS)}, for every folder in results that has its rows."
         ),
     ] = None,
     out: Annotated[
@@ -299,16 +297,17 @@ def bench(
     Writes cpu.jsonl, cpu.md and cpu.png, or gpu.*, case by case. Liger-Kernel and entmax take part if installed.
     """
     try:
-        from bitempered.experiments import bench
+        from bitempered.experiments.bench import run
+        from bitempered.experiments.recipes import bench as recipe
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
     device = choose_device(device)
-    suite = bench.quick(bench.SUITES[device]) if quick else bench.SUITES[device]
+    suite = recipe.quick(recipe.SUITES[device]) if quick else recipe.SUITES[device]
     out = out or Path("results/bench-quick" if quick else "benchmarks")
     with clear_errors(out, "the cases measured so far are kept"):
         out.mkdir(parents=True, exist_ok=True)
-        rows = bench.run(suite, device, out, lambda text: print(text, flush=True))
+        rows = run(suite, device, out, lambda text: print(text, flush=True))
     name = "gpu" if device == "cuda" else "cpu"
     print(f"Written to {out}: {name}.md, {name}.png and {name}.jsonl")
     failed = [f"{row['label']} at {row['rows']} x {row['classes']}" for row in rows if "failed" in row]

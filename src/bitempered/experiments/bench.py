@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,13 +29,13 @@ from torch import Tensor
 
 from bitempered import kernels
 from bitempered.experiments import bench_report
-from bitempered.experiments.files import Row, write_atomically, write_rows
-from bitempered.experiments.report import png
+from bitempered.experiments.files import Row, write_rows
+from bitempered.experiments.report import write
 from bitempered.experiments.runs import provenance, today
 from bitempered.kernels import cpu
 from bitempered.torch import bi_tempered_logistic_loss, linear_bi_tempered_logistic_loss, tempered_softmax
 
-__all__ = ["SUITES", "Case", "Suite", "quick", "run"]
+__all__ = ["Case", "Suite", "run"]
 
 Pair = tuple[float, float]
 PAIRS: tuple[Pair, ...] = ((0.8, 1.2), (0.5, 4.0))  # the paper's for CIFAR-100 and for MNIST
@@ -75,37 +75,6 @@ class Suite:
     most: int
     seconds: float
     compiled: bool = True  # time torch.compile as well
-
-
-CLASSES = (10, 100, 1000, 10_000, 32_000, 100_000, 256_000)
-CPU = (
-    *(Case(*shape) for shape in ((128, 10), (128, 1000), (1024, 1000), (256, 32000))),
-    Case(256, 1000, kind="softmax"),
-    *(Case(128, classes, sweep="classes") for classes in CLASSES),
-    *(Case(4**k, 1000, sweep="rows") for k in range(2, 8)),
-)
-CUDA = (
-    *(Case(*shape, dtype) for shape in ((8192, 32000), (4096, 128256)) for dtype in ("bfloat16", "float32")),
-    Case(4096, 1000),
-    Case(128, 10),
-    Case(8192, 128256, "bfloat16", "linear", features=4096),
-    Case(8192, 32000, kind="softmax"),
-    *(Case(4096, classes, sweep="classes") for classes in CLASSES),
-    *(Case(4**k // 2, 32000, sweep="rows") for k in range(4, 9)),
-)
-QUICK = (
-    *(Case(*shape) for shape in ((8, 10), (4, 300))),
-    Case(300, 16, kind="linear", features=4),
-    Case(4, 16, kind="softmax"),
-    *(Case(4, classes, sweep="classes") for classes in (16, 64)),
-    *(Case(rows, 16, sweep="rows") for rows in (4, 16)),
-)
-SUITES = {"cpu": Suite(CPU, least=15, most=2000, seconds=5.0), "cuda": Suite(CUDA, least=25, most=200, seconds=1.0)}
-
-
-def quick(suite: Suite) -> Suite:
-    """Take tiny cases and three turns: this shows that everything except torch.compile runs, not how fast."""
-    return replace(suite, cases=QUICK, least=3, most=3, compiled=False)
 
 
 class Contender(NamedTuple):
@@ -427,7 +396,7 @@ def run(suite: Suite, device: str, out: Path, say: Callable[[str], None]) -> lis
             gc.collect()  # tracebacks may still hold tensors
             torch.cuda.empty_cache()
         write_rows(out / f"{name}.jsonl", rows)
-        write_atomically(out / f"{name}.md", bench_report.markdown(rows, name).encode())
+        write(out, {f"{name}.md": bench_report.markdown(rows, name).encode()})
         say(f"{time.perf_counter() - start:5.1f} s  {case}")
-    write_atomically(out / f"{name}.png", png(bench_report.figure(rows)))
+    write(out, bench_report.pages(rows, name))
     return rows

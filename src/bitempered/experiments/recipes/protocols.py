@@ -17,7 +17,7 @@ from bitempered.experiments.datasets import CIFAR100N
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.report import Pages, grid, newest, spread, write
+from bitempered.experiments.report import Pages, grid, maker, newest, spread, write
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.streams import Cifar100, Protocol, Setting, run
 
@@ -104,10 +104,9 @@ def render(path: Path) -> Pages:
 def markdown(protocol: Protocol, rows: list[Row]) -> str:
     """Return the page of a protocol: runs on all training images, runs that held images out, and published results."""
     whole, held_out = ([row for row in rows if bool(row["held_out"]) == aside] for aside in (False, True))
-    first = rows[0]
     human = protocol.noise_model == "human"
     kind = f"human labels, {100 * CIFAR100N.wrong:g} % wrong" if human else "symmetric noise"
-    commits = sorted({row["commit"][:12] for row in rows})
+    commits = ", ".join(sorted({row["commit"][:12] for row in rows}))
     text = f"""# Protocol {protocol.name.upper()}: CIFAR-100, ResNet-34, {kind}
 
 Accuracy on clean test labels, %. {protocol.epochs} epochs, SGD at {protocol.rate:g}, momentum {protocol.momentum:g},
@@ -130,7 +129,7 @@ Published results:
 
 {grid(["loss", *heads], lines, "---")}
 
-Made by bitempered {first["bitempered"]} ({", ".join(commits)}) with torch {first["torch"]} on {first["device"]}.
+{maker(rows[0], commits)}.
 """
 
 
