@@ -7,6 +7,7 @@ from experiment_cases import invoke
 from PIL import Image
 from torch import nn
 
+from bitempered.experiments import imagenet, networks
 from bitempered.experiments.imagenet import ImagenetTraining
 from bitempered.experiments.recipes.table2 import Table2
 
@@ -62,3 +63,24 @@ class Net(nn.Module):
 
 def reproduce(folder, out, *options):
     return invoke("reproduce", "table2", "--device", "cpu", "--data-dir", folder, "--out", out, *options)
+
+
+# Fixtures, for test modules that give them these names
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("imagenet"))
+
+
+@pytest.fixture(scope="module")
+def data(folder):
+    return imagenet.read_folder(folder, 16, None)
+
+
+@pytest.fixture(autouse=True)
+def small_network(monkeypatch):
+    monkeypatch.setattr(networks, "imagenet_resnet", lambda name, *, classes: Net(classes))
+
+
+FIXTURES = folder, data, small_network

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import experiment_cases
 import numpy as np
 import pytest
 import torch
@@ -26,15 +27,11 @@ from bitempered.experiments.report import png
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import Training
 
+tiny = experiment_cases.tiny
+
 
 def levels(recipe, *kept):
     return replace(recipe, cells=tuple(cell for cell in recipe.cells if cell.noise in kept))
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    return cells.run(TINY, folder, silent), folder
 
 
 # Data

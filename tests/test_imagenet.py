@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from experiment_cases import assert_rendered, silent, without
-from imagenet_cases import CPU, IGNORED_WARNINGS, TINY, Net, make_folder, make_images, reproduce
+from imagenet_cases import CPU, FIXTURES, IGNORED_WARNINGS, TINY, Net, make_images, reproduce
 
 from bitempered.experiments import imagenet, networks
 from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint, pack, unpack
@@ -20,23 +20,9 @@ from bitempered.experiments.imagenet import ImageFiles, ImagenetRun
 from bitempered.experiments.recipes import table2
 
 pytestmark = IGNORED_WARNINGS
+folder, data, small_network = FIXTURES
 TRAINING = TINY.training
 LOGISTIC, TEMPERED = TINY.losses
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("imagenet"))
-
-
-@pytest.fixture(scope="module")
-def data(folder):
-    return imagenet.read_folder(folder, 16, None)
-
-
-@pytest.fixture(autouse=True)
-def small_network(monkeypatch):
-    monkeypatch.setattr(networks, "imagenet_resnet", lambda name, *, classes: Net(classes))
 
 
 def without_time(rows):

@@ -5,29 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from imagenet_cases import CPU, IGNORED_WARNINGS, Net, make_folder, make_images, reproduce
+from imagenet_cases import CPU, FIXTURES, IGNORED_WARNINGS, make_images, reproduce
 from PIL import Image
 
-from bitempered.experiments import imagenet, networks
+from bitempered.experiments import imagenet
 from bitempered.experiments.imagenet import ImageFiles
 from bitempered.experiments.sources import DataError
 
 pytestmark = IGNORED_WARNINGS
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("imagenet"))
-
-
-@pytest.fixture(scope="module")
-def data(folder):
-    return imagenet.read_folder(folder, 16, None)
-
-
-@pytest.fixture(autouse=True)
-def small_network(monkeypatch):
-    monkeypatch.setattr(networks, "imagenet_resnet", lambda name, *, classes: Net(classes))
+folder, data, small_network = FIXTURES
 
 
 # Images

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import experiment_cases
 import numpy as np
 import pytest
 from experiment_cases import TINY, comparison, invoke, results, silent, without
@@ -19,12 +20,7 @@ from bitempered.experiments import cells, checkpoints, files, runs
 from bitempered.experiments.cells import Cell
 from bitempered.experiments.losses import Loss
 
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    return cells.run(TINY, folder, silent), folder
-
+tiny = experiment_cases.tiny
 
 # What a result belongs to
 

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from bitempered import noise
 from bitempered.experiments.checkpoints import Checkpoint
@@ -16,7 +15,7 @@ from bitempered.experiments.datasets import DATASETS, check, is_table, read
 from bitempered.experiments.files import read_rows, value
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
-from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, plain
+from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, one_thread, plain
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import METRICS, Member, Training, train
 
@@ -183,15 +182,9 @@ def run(
 
         return Job(f"seed{seed}", runs, train_cells, epochs)
 
-    threads = torch.get_num_threads()
-    if device == "cpu" and NETWORKS[recipe.training.network].flat:
-        # Layers this small gain nothing from a second thread (and lose much if cores are shared). One thread adds in
-        # one order: the same numbers on any number of cores.
-        torch.set_num_threads(1)
-    try:
+    # Layers this small gain nothing from a second thread (and lose much if cores are shared).
+    with one_thread(device == "cpu" and NETWORKS[recipe.training.network].flat):
         return make([partial(job, seed) for seed in recipe.seeds], folder, name, progress, device=device)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def prepare(

@@ -8,7 +8,8 @@ information.
 import logging
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -31,6 +32,7 @@ __all__ = [
     "find",
     "identity",
     "make",
+    "one_thread",
     "plain",
     "provenance",
     "today",
@@ -126,6 +128,18 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: P
                     path.unlink(missing_ok=True)
         done[place] = [row for run in job.runs if (row := find(kept, run)) is not None]
     return [row for place in range(len(jobs)) for row in done[place]]
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Compute with one thread, if `wanted`. It adds in one order: the same numbers on any number of cores."""
+    threads = torch.get_num_threads()
+    if wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def teller(progress: Progress, done: int, jobs: int, work: int) -> Tell:

@@ -19,7 +19,7 @@ from bitempered.experiments.files import Row, read_rows, write_rows
 from bitempered.experiments.networks import Illustration
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, made_by, png, write
-from bitempered.experiments.runs import Progress, provenance, today
+from bitempered.experiments.runs import Progress, one_thread, provenance, today
 from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 
 __all__ = [
@@ -167,10 +167,7 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
     """Train every panel; return a row per panel and seed, and what to draw."""
     rows: list[Row] = []
     panels: Panels = {}
-    threads = torch.get_num_threads()
-    # One thread adds in one order: the same numbers on any number of cores.
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         maker = provenance()
         setting = {name: value for name, value in asdict(recipe).items() if name != "seeds"}
         for column in COLUMNS:
@@ -196,8 +193,6 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
                 # The lower median, which is always the value of one seed.
                 shown = accuracies.index(sorted(accuracies)[(len(accuracies) - 1) // 2])
                 panels[loss, column.noise] = Illustrated(drawn[shown].points, noisy[shown], probability[shown])
-    finally:
-        torch.set_num_threads(threads)
     return rows, panels
 
 
