@@ -61,20 +61,20 @@ def test_images_are_split_by_seed_and_keep_their_own_test_part(mnist, below):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (packed(idx(np.zeros((40, 28, 28), np.uint8)))[:50], "cannot read .*; get it again"),  # truncated gzip
-        (b"not gzip", "cannot read .*; get it again"),
-        (packed(idx(np.zeros(40, np.uint8))[:-1]), "is damaged: 39 bytes where 40 are announced"),
+        (packed(idx(np.zeros((40, 28, 28), np.uint8)))[:50], "cannot read .*; download it again"),  # truncated gzip
+        (b"not gzip", "cannot read .*; download it again"),
+        (packed(idx(np.zeros(40, np.uint8))[:-1]), "is damaged: its header announces 40 bytes, got 39"),
         (packed(b"\0\0\x08\x03\0\0"), "is not an idx file of bytes"),
         (packed(b"\0\0\x0d\x01\0\0\0\0"), "is not an idx file of bytes"),  # floats
         (packed(b""), "is not an idx file of bytes"),
         # Four dimensions of 2^16: their product is 0 in 64 bits, which must not pass for "nothing announced".
         (packed(b"\0\0\x08\x04" + b"\0\1\0\0" * 4), "is damaged"),
         # More than can be allocated, more than is ever read, and more dimensions than NumPy has.
-        (packed(b"\0\0\x08\x03" + b"\xff\xff\xff\xff" * 3 + bytes(100)), "is damaged: 100 bytes where 79228"),
-        (packed(b"\0\0\x08\x01" + struct.pack(">I", 2**30) + bytes(100)), "is damaged: 100 bytes where 1073741824"),
+        (packed(b"\0\0\x08\x03" + b"\xff\xff\xff\xff" * 3 + bytes(100)), "is damaged: its header announces 79228"),
+        (packed(b"\0\0\x08\x01" + struct.pack(">I", 2**30) + bytes(100)), "its header announces 1073741824"),
         (packed(b"\0\0\x08\x41" + struct.pack(">65I", *[1] * 65) + b"\0"), "is not an idx file of bytes"),
         # Nothing, in a shape that NumPy refuses.
-        (packed(b"\0\0\x08\x03" + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1)), "holds nothing, its header announces"),
+        (packed(b"\0\0\x08\x03" + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1)), "is empty: its header announces"),
         (packed(idx(np.zeros(40, np.uint8))), "must hold n images of 28 x 28 and n labels"),
         (packed(idx(np.zeros((40, 10, 10), np.uint8))), r"must hold n images of 28 x 28.*got shapes \(40, 10, 10\)"),
     ],
@@ -92,7 +92,7 @@ def test_a_gzip_bomb_is_read_no_further_than_its_header_says(tmp_path):
     path.write_bytes(packed(idx(np.zeros(10, np.uint8)) + bytes(2**26)))
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match="is damaged: more bytes where 10 are announced"):
+        with pytest.raises(DataError, match="is damaged: its header announces 10 bytes, got more"):
             sources.read_idx(path)
         assert tracemalloc.get_traced_memory()[1] < 2**22  # gzip's own buffers
     finally:
@@ -107,7 +107,7 @@ def test_too_few_images_get_one_line(mnist, monkeypatch):
     assert one_line(error)
     for name, array in (("images-idx3", np.zeros((0, 28, 28), np.uint8)), ("labels-idx1", np.zeros(0, np.uint8))):
         (folder / f"t10k-{name}-ubyte.gz").write_bytes(packed(idx(array)))
-    with pytest.raises(DataError, match=r"t10k.*holds nothing, its header announces \[0, 28, 28\]"):
+    with pytest.raises(DataError, match=r"t10k.*is empty: its header announces \[0, 28, 28\]"):
         datasets.load("mnist", 0, folder)
 
 
@@ -305,7 +305,7 @@ def planted(dtype, raw, shape=(4,)):
 )
 def test_a_hostile_pickle_gets_one_line(cifar_folder, content):
     (cifar_folder / "train").write_bytes(content)
-    with pytest.raises(DataError, match=r"cannot read train of .*; get it again") as error:
+    with pytest.raises(DataError, match=r"cannot read train of .*; download it again") as error:
         datasets.read_parts("cifar100", cifar_folder.parent)
     assert one_line(error)
 
@@ -381,7 +381,7 @@ def test_an_archive_is_read_no_further_than_its_limit(cifar_folder, monkeypatch)
 
 def test_a_missing_cifar_part_gets_one_line(cifar_folder):
     (cifar_folder / "test").unlink()
-    with pytest.raises(DataError, match=r"there is no .*test; get cifar-100-python\.tar\.gz from") as error:
+    with pytest.raises(DataError, match=r"there is no .*test; download cifar-100-python\.tar\.gz from") as error:
         datasets.read_parts("cifar100", cifar_folder.parent)
     assert one_line(error)
 

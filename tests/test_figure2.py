@@ -22,7 +22,7 @@ def tiny():
 
 
 def test_columns_are_the_paper_s():
-    pairs = [(column.says, column.t1, column.t2) for column in figure2.COLUMNS]
+    pairs = [(column.remark, column.t1, column.t2) for column in figure2.COLUMNS]
     both = ("bounded & heavy-tail", 0.2, 4.0)
     assert pairs == [both, ("only heavy-tail", 1.0, 4.0), ("only bounded", 0.2, 1.0), both]
 

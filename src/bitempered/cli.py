@@ -138,7 +138,7 @@ def compare(
 
     Writes compare.jsonl (one row per run), curves.jsonl (one per epoch),
     compare.md, compare.csv, compare.png, and the trials to the folder search.
-    If stopped, the same command continues, and repeats no run that is there.
+    If it is stopped, the same command continues; finished runs are kept.
     """
     try:
         from rich.console import Console

@@ -147,7 +147,7 @@ class Stages:
     done: int = 0
 
     def run(self, recipe: Comparison, folder: Path, name: str, what: str = "") -> list[Row]:
-        """Run a comparison, see `run`; `what` says what it is for, before the progress of its training."""
+        """Run a comparison, see `run`; `what` is its purpose, shown before its progress."""
         before, self.done = self.done, self.done + recipe.work(self.data)
 
         def tell(done: int, of: int, text: str) -> None:

@@ -64,7 +64,7 @@ def read_mnist(paths: list[Path]) -> Parts:
         if images.shape != (*labels.shape, 28, 28) or not labels.size or labels.max() > 9:
             raise DataError(
                 f"{images_file} and {labels_file} must hold n images of 28 x 28 and n labels from 0 to 9, "
-                f"got shapes {images.shape} and {labels.shape}; get them again"
+                f"got shapes {images.shape} and {labels.shape}; download them again"
             )
         parts.append((images[:, None], labels.astype(np.int64)))
     return parts[0], parts[1]

@@ -138,8 +138,8 @@ def read_folder(data_dir: Path | None, size: int, images: int | None) -> Data:
     """
     if data_dir is None:
         raise DataError(
-            "ImageNet is not downloaded: name with --data-dir a folder that has train/CLASS/*.JPEG and "
-            "val/CLASS/*.JPEG (from image-net.org, which asks for a registration)"
+            "ImageNet must be downloaded by hand, from image-net.org after registration: with --data-dir, name a "
+            "folder that has train/CLASS/*.JPEG and val/CLASS/*.JPEG"
         )
     try:
         found = {part: list_images(data_dir / part) for part in ("train", "val")}
@@ -270,10 +270,10 @@ class ImagenetRun:
                 }
             )
             checkpoint.save(self.state())
-            on_step(number * self.per_epoch, self.says())
+            on_step(number * self.per_epoch, self.status())
         return self.metrics
 
-    def says(self) -> str:
+    def status(self) -> str:
         done = f": top-1 {self.metrics[-1]['top1']:.1%} after epoch {len(self.metrics)}" if self.metrics else ""
         return f"seed {self.seed}, {self.loss}{done}"
 
@@ -289,7 +289,7 @@ class ImagenetRun:
             for _ in self.split(batch):
                 total += self.learner.add(self.loss, *next(reader), of=self.batch)
             self.learner.update(self.rates[step].item())
-            on_step(step + 1, self.says())
+            on_step(step + 1, self.status())
         return total.item() / self.per_epoch
 
     def split(self, rows: Tensor) -> tuple[Tensor, ...]:

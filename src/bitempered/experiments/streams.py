@@ -256,7 +256,7 @@ class StreamedRun:
         self.graph = graph
 
     def begin_epoch(self) -> None:
-        """Draw the order of the images, and move, mirror and turn them."""
+        """Draw the order of the images, and shift, mirror and rotate them."""
         self.network.train()
         loss = self.setting.loss.at(self.epoch)
         if loss != self.loss:

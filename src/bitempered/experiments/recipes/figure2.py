@@ -47,7 +47,7 @@ class Column:
 
     title: str
     noise: str
-    says: str
+    remark: str
     t1: float
     t2: float
     rate: float = 0.0
@@ -344,7 +344,7 @@ def draw(recipe: Recipe, rows: list[Row], panels: Panels) -> Figure:
         for y, (loss, value) in enumerate(zip(LOSSES, medians(rows, column), strict=True)):
             panel(recipe, axes[y, x], panels[loss, column.noise], value)
         axes[0, x].set_title(column.title)
-        axes[1, x].set_title(f"{column.says}\n(t1, t2) = ({column.t1:.1f}, {column.t2:.1f})", fontsize="medium")
+        axes[1, x].set_title(f"{column.remark}\n(t1, t2) = ({column.t1:.1f}, {column.t2:.1f})", fontsize="medium")
     axes[0, 0].set_ylabel("Logistic", fontsize="x-large")
     axes[1, 0].set_ylabel("Bi-Tempered", fontsize="x-large")
     figure.suptitle(
