@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from experiment_cases import change_dataset, idx, one_line, packed
+from experiment_cases import change_dataset, idx, invoke, one_line, packed
 
 from bitempered.experiments import datasets, pickles, sources
 from bitempered.experiments.pickles import read_pickle
@@ -105,6 +105,8 @@ def test_too_few_images_get_one_line(mnist, monkeypatch):
     with pytest.raises(DataError, match="mnist: cannot set 5000 of 40 rows aside with their share") as error:
         datasets.load("mnist", 0, folder)
     assert one_line(error)
+    done = invoke("compare", "--dataset", "mnist", "--data-dir", folder, "--out", folder / "out")
+    assert (done.exit_code, done.stderr) == (1, f"bitempered: {error.value}\n")
     for name, array in (("images-idx3", np.zeros((0, 28, 28), np.uint8)), ("labels-idx1", np.zeros(0, np.uint8))):
         (folder / f"t10k-{name}-ubyte.gz").write_bytes(packed(idx(array)))
     with pytest.raises(DataError, match=r"t10k.*is empty: its header announces \[0, 28, 28\]"):

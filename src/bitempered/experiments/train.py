@@ -68,7 +68,7 @@ class Training:
 
     def length(self, rows: int) -> int:
         """Return the number of epochs for this many training rows; the last may be cut short."""
-        per_epoch = rows // min(self.batch_size, rows)
+        per_epoch = max(rows, 1) // min(self.batch_size, max(rows, 1))
         return self.epochs if self.steps is None else min(self.epochs, -(-self.steps // per_epoch))
 
 
