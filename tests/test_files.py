@@ -123,6 +123,17 @@ def test_whoever_waits_for_a_lock_says_so_until_it_is_free(tmp_path):
         assert future.result()
 
 
+def test_a_checkpoint_that_a_process_is_using_is_not_that_of_a_stopped_run(tmp_path):
+    paths = [tmp_path / "seed0-12.checkpoint", tmp_path / "search" / "seed0-34.checkpoint"]
+    paths[1].parent.mkdir()
+    for path in paths:
+        path.touch()
+    assert files.stopped(tmp_path) == sorted(paths)
+    with files.lock(tmp_path, "seed0", None):
+        assert files.stopped(tmp_path) == paths[1:]
+    assert files.stopped(tmp_path / "nowhere") == []
+
+
 def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path):
     for name in (".seed0-1234.checkpoint.abc", ".seed00-1234.checkpoint.abc", ".seed0.lock", "mine"):
         (tmp_path / name).touch()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 from bitempered.experiments import recipes
+from bitempered.experiments.files import stopped
 
 NEEDS = 'this command needs the experiments extra: pip install "bitempered[experiments]"'
 
@@ -225,11 +226,12 @@ def reproduce(
     except ValueError as error:
         fail(str(error), 2)
     out = out or Path("results") / plan.name
-    if "resume" in takes:
-        check_stopped(out, resume)
-    stopped = "run the same command with --resume to continue" if "resume" in takes else "nothing was written"
-    with clear_errors(out, stopped), progress_bar() as progress:
-        table = plan.make(out, progress)
+    after_ctrl_c = "run the same command with --resume to continue" if "resume" in takes else "nothing was written"
+    with clear_errors(out, after_ctrl_c):
+        if "resume" in takes and not resume and (unfinished := stopped(out)):
+            fail(f"a run was stopped: continue it with --resume, or delete {', '.join(map(str, unfinished))}", 1)
+        with progress_bar() as progress:
+            table = plan.make(out, progress)
     if table is not None:
         Console().print(table)
     print(f"Written to {out}: {plan.files}")
@@ -326,12 +328,6 @@ def in_words(options: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(options))
 
 
-def check_stopped(out: Path, resume: bool) -> None:
-    unfinished = sorted(out.glob("**/*.checkpoint"))
-    if unfinished and not resume:
-        fail(f"a run was stopped: continue it with --resume, or delete {', '.join(map(str, unfinished))}", 1)
-
-
 def choose_device(device: str | None) -> str:
     import torch
 
@@ -344,8 +340,8 @@ def choose_device(device: str | None) -> str:
 
 
 @contextmanager
-def clear_errors(out: Path, stopped: str = "run the same command to continue") -> Iterator[None]:
-    """Print one line for any error with a folder of results, and `stopped` after Ctrl-C."""
+def clear_errors(out: Path, after_ctrl_c: str = "run the same command to continue") -> Iterator[None]:
+    """Print one line for any error with a folder of results, and `after_ctrl_c` if it is stopped so."""
     from bitempered.experiments.checkpoints import BadCheckpoint
     from bitempered.experiments.files import BadRows
     from bitempered.experiments.sources import DataError
@@ -356,7 +352,7 @@ def clear_errors(out: Path, stopped: str = "run the same command to continue") -
             signal.signal(signal.SIGINT, signal.default_int_handler)
         yield
     except KeyboardInterrupt:
-        fail(f"stopped; {stopped} ({out})", 130)
+        fail(f"stopped; {after_ctrl_c} ({out})", 130)
     except OSError as error:
         fail(f"cannot use the folder {out}: {error}", 1)
     except ModuleNotFoundError as missing:

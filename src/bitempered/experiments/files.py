@@ -11,7 +11,18 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ADDED", "BadRows", "Row", "append_rows", "lock", "read_rows", "value", "write_atomically", "write_rows"]
+__all__ = [
+    "ADDED",
+    "BadRows",
+    "Row",
+    "append_rows",
+    "lock",
+    "read_rows",
+    "stopped",
+    "value",
+    "write_atomically",
+    "write_rows",
+]
 
 WAIT_SECONDS = 0.05  # between two looks at a lock
 Row = dict[str, Any]  # one result, with everything it depends on
@@ -82,6 +93,16 @@ def lock(folder: Path, name: str, on_wait: Callable[[], object] | None) -> Itera
             yield True
         finally:
             path.unlink(missing_ok=True)
+
+
+def stopped(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder and below it that no process is using."""
+    found = []
+    for path in sorted(folder.glob("**/*.checkpoint")):
+        with lock(path.parent, path.name.rpartition("-")[0], None) as held:
+            if held:
+                found.append(path)
+    return found
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
