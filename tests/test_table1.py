@@ -191,7 +191,11 @@ def test_an_extra_cell_has_lines_of_its_own(mnist, with_extra, tmp_path):
 def test_extra_cells_have_further_seeds_too(mnist, with_extra, tmp_path):
     (cell,) = with_extra.extra_cells
     recipe = replace(with_extra, extra_cells=(replace(cell, noise=0.0), cell), more_seeds={0.4: (1, 2)})
-    rows, _ = table1.reproduce(recipe, tmp_path / "out", silent, device="cpu", data_dir=mnist)
+    shown = []
+    rows, _ = table1.reproduce(
+        recipe, tmp_path / "out", lambda *now: shown.append(now[:2]), device="cpu", data_dir=mnist
+    )
+    assert shown[-1] == (24, 24)  # two epochs of six cells, then of three with two seeds
     found = [row for row in rows if row["numbers"] == [0.8, 1.2]]
     assert [(row["noise"], row["seed"]) for row in found] == [(0.0, 0), (0.4, 0), (0.4, 1), (0.4, 2)]
     last = [100 * row["test_last"] for row in found]

@@ -165,11 +165,14 @@ def reproduce(
 
 def prepare(recipe: Table1, progress: Progress, device: str, data_dir: Path | None) -> Stages:
     """Read the data, and count the work of the search and of what follows it."""
-    # The first setting of each loss stands for the one that the search will choose.
-    some = {at: [Cell(found[0][0], at, found[0][1]) for found in recipe.searched.values()] for at in searched(recipe)}
-    parts = [*searches(recipe).values(), *final(recipe, cells_of(recipe, some))]
-    data = read_data(parts[-1], data_dir)
-    return Stages(data, sum(part.work(data) for part in parts), progress, device, data_dir)
+    some = comparison(recipe, recipe.training, candidates(recipe, recipe.levels[0]), recipe.seeds)
+    data = read_data(some, data_dir)
+    runs = 0
+    for level in recipe.levels:
+        cells = len(recipe.searched) + sum(cell.noise == level for cell in recipe.extra_cells)
+        runs += cells * (len(recipe.seeds) + len(recipe.more_seeds.get(level, ())))
+    work = some.epochs(data) * runs + sum(part.work(data) for part in searches(recipe).values())
+    return Stages(data, work, progress, device, data_dir)
 
 
 def comparison(recipe: Table1, training: Training, cells: Iterable[Cell], seeds: tuple[int, ...]) -> Comparison:
