@@ -4,10 +4,11 @@ import gzip
 import struct
 from dataclasses import replace
 
+import pytest
 from typer.testing import CliRunner
 
 from bitempered import cli
-from bitempered.experiments import recipes
+from bitempered.experiments import cells, recipes
 from bitempered.experiments.cells import Cell, Comparison
 from bitempered.experiments.datasets import DATASETS, default_training
 from bitempered.experiments.losses import Loss
@@ -18,8 +19,8 @@ LOSSES = (Loss("logistic"), Loss("bi-tempered", (0.2, 1.2)))
 def comparison(dataset="digits", losses=LOSSES, levels=(0.0, 0.4), seeds=2, epochs=1, rate=3e-4, **options):
     """A comparison with nothing left to search."""
     training = replace(default_training(dataset), epochs=epochs, steps=None)
-    cells = tuple(Cell(loss, level, rate) for level in levels for loss in losses)
-    return Comparison(dataset, training, cells, tuple(range(seeds)), **options)
+    compared = tuple(Cell(loss, level, rate) for level in levels for loss in losses)
+    return Comparison(dataset, training, compared, tuple(range(seeds)), **options)
 
 
 TINY = replace(comparison(), training=replace(default_training("digits"), epochs=2, width=16))
@@ -29,6 +30,13 @@ TINY_OPTIONS = ["compare", "--noise", "0.4,0", "--seeds", "2", "--epochs", "1", 
 
 def silent(*_):
     """Progress that nobody sees."""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The rows of `TINY`, and their folder; for test modules that give it this name."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return cells.run(TINY, folder, silent), folder
 
 
 def invoke(*options):

@@ -7,7 +7,8 @@ from experiment_cases import invoke
 from PIL import Image
 from torch import nn
 
-from bitempered.experiments.imagenet import Training
+from bitempered.experiments import imagenet, networks
+from bitempered.experiments.imagenet import ImagenetTraining
 from bitempered.experiments.recipes.table2 import Table2
 
 IGNORED_WARNINGS = [  # what Python and torch say of workers, on machines with many threads and with one core
@@ -16,7 +17,7 @@ IGNORED_WARNINGS = [  # what Python and torch say of workers, on machines with m
 ]
 CPU = torch.device("cpu")
 TINY = Table2(
-    Training("resnet18", 3, 32, micro_batch=12, rate=0.1, size=16, stairs=(0.5,), weight_decay=1e-2),
+    ImagenetTraining("resnet18", 3, 32, micro_batch=12, rate=0.1, size=16, stairs=(0.5,), weight_decay=1e-2),
     seeds=(0, 1), timed=(4, 16), turns=3,
 )  # fmt: skip
 COLOURS = np.random.default_rng(7).integers(40, 216, (10, 3))
@@ -62,3 +63,24 @@ class Net(nn.Module):
 
 def reproduce(folder, out, *options):
     return invoke("reproduce", "table2", "--device", "cpu", "--data-dir", folder, "--out", out, *options)
+
+
+# Fixtures, for test modules that give them these names
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("imagenet"))
+
+
+@pytest.fixture(scope="module")
+def data(folder):
+    return imagenet.read_folder(folder, 16, None)
+
+
+@pytest.fixture(autouse=True)
+def small_network(monkeypatch):
+    monkeypatch.setattr(networks, "imagenet_resnet", lambda name, *, classes: Net(classes))
+
+
+FIXTURES = folder, data, small_network

@@ -18,6 +18,7 @@ from oracle import loss_and_gradient
 
 from bitempered.experiments import bench, bench_report
 from bitempered.experiments.files import read_rows
+from bitempered.experiments.recipes import bench as recipe
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def written(tmp_path_factory):
 
 def test_every_case_has_its_contenders(written):
     _, rows, _ = written
-    assert {bench.Case(*(row[field] for field in bench.Case._fields)) for row in rows} == set(bench.QUICK)
+    assert {bench.Case(*(row[field] for field in bench.Case._fields)) for row in rows} == set(recipe.QUICK)
     losses = {(row["contender"], row["t1"], row["t2"]) for row in rows if (row["rows"], row["classes"]) == (4, 300)}
     ours = {(name, *pair) for name in ("bitempered", "core", "port, 5 iterations") for pair in bench.PAIRS}
     assert losses == {("cross_entropy", None, None)} | ours
@@ -133,7 +134,7 @@ def test_what_fails_is_said_and_the_others_go_on(monkeypatch, tmp_path):
         raise RuntimeError("no such thing\nand more")
 
     monkeypatch.setattr(bench, "port", broken)
-    monkeypatch.setattr(bench, "QUICK", (bench.Case(4, 16),))
+    monkeypatch.setattr(recipe, "QUICK", (bench.Case(4, 16),))
     done = invoke("bench", "--device", "cpu", "--quick", "--out", tmp_path)
     assert done.exit_code == 1
     assert "these failed: port, 5 iterations (0.8, 1.2) at 4 x 16" in done.output
@@ -147,8 +148,8 @@ def test_a_slow_contender_sits_out_after_five_runs():
         def seconds(self, call):
             return call()
 
-    plan = bench.Plan((), least=8, most=8, seconds=1.0)
-    taken = Clock("cpu").take_turns({"slow": lambda: 0.5, "fast": lambda: 0.01}, plan)
+    suite = bench.Suite((), least=8, most=8, seconds=1.0)
+    taken = Clock("cpu").take_turns({"slow": lambda: 0.5, "fast": lambda: 0.01}, suite)
     assert {label: len(runs) for label, runs in taken.items()} == {"slow": bench.MIN_RUNS, "fast": 8}
 
 

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import experiment_cases
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,7 @@ from experiment_cases import TINY, TINY_OPTIONS, assert_rendered, comparison, er
 from bitempered import cli
 from bitempered.experiments import cells, compare_report, files
 from bitempered.experiments.data import Dataset, Split
-from bitempered.experiments.datasets import DATASETS, Entry, load
+from bitempered.experiments.datasets import CIFAR100N, DATASETS, DatasetEntry, load
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS, Architecture, Network
 from bitempered.experiments.recipes import compare
@@ -26,15 +27,11 @@ from bitempered.experiments.report import png
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import Training
 
+tiny = experiment_cases.tiny
+
 
 def levels(recipe, *kept):
     return replace(recipe, cells=tuple(cell for cell in recipe.cells if cell.noise in kept))
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    return cells.run(TINY, folder, silent), folder
 
 
 # Data
@@ -171,11 +168,11 @@ def test_human_labels_follow_their_images(tmp_path):
     rows = (order[:40], order[40:])
     np.savez(tmp_path / "cifar100n.npz", noisy_label=people, clean_label=labels)
     split = Split(*((None, labels[part]) for part in rows), (None, None), 100, rows)
-    train, validation = cells.human_labels(split, tmp_path)
+    train, validation = cells.read_human_labels(CIFAR100N, split, tmp_path)
     np.testing.assert_array_equal(train, people[rows[0]])
     np.testing.assert_array_equal(validation, people[rows[1]])
     with pytest.raises(DataError, match="name with --data-dir"):
-        cells.human_labels(split, None)
+        cells.read_human_labels(CIFAR100N, split, None)
 
 
 def test_human_labels_that_are_not_there_leave_nothing(tmp_path, monkeypatch):
@@ -209,7 +206,7 @@ def test_a_new_data_set_and_a_new_network_are_an_entry_each(tmp_path, monkeypatc
         x[:, 0] += 5 * labels
         return (x[:60], labels[:60]), (x[60:], labels[60:])
 
-    def linear(shape, classes, width):
+    def linear(shape, classes):
         return Network(
             lambda generator: {"w": 0.1 * torch.randn(*shape, classes, generator=generator)},
             lambda weights, x, drop: x.expand(len(weights["w"]), -1, -1) @ weights["w"],
@@ -217,7 +214,7 @@ def test_a_new_data_set_and_a_new_network_are_an_entry_each(tmp_path, monkeypatc
 
     monkeypatch.setitem(NETWORKS, "linear", Architecture(linear))
     monkeypatch.setitem(
-        DATASETS, "blobs", Entry(None, read, 3, Training("linear", "sgd", epochs=2), validation_rows=30)
+        DATASETS, "blobs", DatasetEntry(None, read, 3, Training("linear", "sgd", epochs=2), validation_rows=30)
     )
     options = ["--noise", "0.2", "--seeds", "1", "--losses", "logistic,mae", "--rates", "0.01", "--out", tmp_path]
     assert invoke("compare", "--dataset", "blobs", *options).exit_code == 0
@@ -271,7 +268,7 @@ def test_defaults_of_the_command_are_the_recipe_s():
     )
     assert tuple(Contender.parse(loss) for loss in defaults["losses"].split(",")) == theirs["losses"]
     assert defaults["noise"] is theirs["levels"] is defaults["test"] is theirs["test_file"] is None
-    for name in ("dataset", "seeds", "epochs", "rates", "noise_model", "label_column", "network"):
+    for name in ("dataset", "seeds", "epochs", "rates", "noise_model", "label_column", "network", "data_dir"):
         assert defaults[name] == theirs[name]
 
 
@@ -328,6 +325,9 @@ def test_compare_end_to_end(tmp_path):
         (["--losses", "mae@fast"], "cannot use the loss 'mae@fast': after @ comes a learning rate"),
         (["--losses", "mae@-1"], "learning rates must be positive and finite"),
         (["--test", "clean.csv"], "digits has test rows of its own"),
+        (["--label-column", "kind"], "--label-column is for a table of your own; digits has labels"),
+        (["--data-dir", "."], "--data-dir is for data sets that are downloaded; digits is not"),
+        (["--data-dir", ".", "--dataset", "a.csv"], "--data-dir is for data sets that are downloaded; a.csv is not"),
     ],
 )
 def test_bad_options_get_one_line_and_write_nothing(options, message, tmp_path):
@@ -425,7 +425,7 @@ REPORT = ["report", str(Path(__file__).parents[1] / "results" / "protocol-a")]
 
 
 @pytest.mark.parametrize("module", ["typer", "rich", "torch", "sklearn", "matplotlib"])
-@pytest.mark.parametrize("command", [["compare"], ["reproduce", "figure2"], REPORT], ids=lambda command: command[0])
+@pytest.mark.parametrize("command", [["compare"], ["reproduce", "table1"], REPORT], ids=lambda command: command[0])
 def test_a_missing_extra_gets_one_line_with_the_command(command, module, tmp_path):
     code = f"""
 import sys

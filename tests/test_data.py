@@ -13,30 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from experiment_cases import change_dataset, idx, one_line, packed
+from experiment_cases import change_dataset, idx, invoke, one_line, packed
 
-from bitempered.experiments import data, datasets, pickles, sources
+from bitempered.experiments import datasets, pickles, sources
 from bitempered.experiments.pickles import read_pickle
 from bitempered.experiments.sources import DataError
-
-# The ring
-
-
-def test_ring_is_what_it_says():
-    drawn = data.ring(1000, seed=3, disc=0.9, inner=1.1)
-    radius = np.linalg.norm(drawn.points.astype(float), axis=1)
-    np.testing.assert_allclose(drawn.margin, 1 - radius, atol=1e-6)  # points are float32
-    np.testing.assert_array_equal(drawn.labels == 1, drawn.margin > 0)
-    assert drawn.labels.sum() == 500
-    assert np.abs(drawn.margin).min() >= 0.1
-    assert radius.max() <= 1.5 + 1e-6  # points are float32
-    # Uniform over an area: half of the disc's points within 1 / sqrt(2) of its radius; five deviations are 56.
-    assert abs((radius[drawn.labels == 1] < 0.9 / 2**0.5).sum() - 250) < 56
-    np.testing.assert_array_equal(drawn.points, data.ring(1000, seed=3, disc=0.9, inner=1.1).points)
-    assert (drawn.points != data.ring(1000, seed=4, disc=0.9, inner=1.1).points).any()
-    with pytest.raises(ValueError, match="a ring needs 0 < disc <= inner < outer"):
-        data.ring(4, seed=0, disc=2.0)
-
 
 # Images in idx files
 
@@ -80,20 +61,20 @@ def test_images_are_split_by_seed_and_keep_their_own_test_part(mnist, below):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (packed(idx(np.zeros((40, 28, 28), np.uint8)))[:50], "cannot read .*; get it again"),  # truncated gzip
-        (b"not gzip", "cannot read .*; get it again"),
-        (packed(idx(np.zeros(40, np.uint8))[:-1]), "is damaged: 39 bytes where 40 are announced"),
+        (packed(idx(np.zeros((40, 28, 28), np.uint8)))[:50], "cannot read .*; download it again"),  # truncated gzip
+        (b"not gzip", "cannot read .*; download it again"),
+        (packed(idx(np.zeros(40, np.uint8))[:-1]), "is damaged: its header announces 40 bytes, got 39"),
         (packed(b"\0\0\x08\x03\0\0"), "is not an idx file of bytes"),
         (packed(b"\0\0\x0d\x01\0\0\0\0"), "is not an idx file of bytes"),  # floats
         (packed(b""), "is not an idx file of bytes"),
         # Four dimensions of 2^16: their product is 0 in 64 bits, which must not pass for "nothing announced".
         (packed(b"\0\0\x08\x04" + b"\0\1\0\0" * 4), "is damaged"),
         # More than can be allocated, more than is ever read, and more dimensions than NumPy has.
-        (packed(b"\0\0\x08\x03" + b"\xff\xff\xff\xff" * 3 + bytes(100)), "is damaged: 100 bytes where 79228"),
-        (packed(b"\0\0\x08\x01" + struct.pack(">I", 2**30) + bytes(100)), "is damaged: 100 bytes where 1073741824"),
+        (packed(b"\0\0\x08\x03" + b"\xff\xff\xff\xff" * 3 + bytes(100)), "is damaged: its header announces 79228"),
+        (packed(b"\0\0\x08\x01" + struct.pack(">I", 2**30) + bytes(100)), "its header announces 1073741824"),
         (packed(b"\0\0\x08\x41" + struct.pack(">65I", *[1] * 65) + b"\0"), "is not an idx file of bytes"),
         # Nothing, in a shape that NumPy refuses.
-        (packed(b"\0\0\x08\x03" + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1)), "holds nothing, its header announces"),
+        (packed(b"\0\0\x08\x03" + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1)), "is empty: its header announces"),
         (packed(idx(np.zeros(40, np.uint8))), "must hold n images of 28 x 28 and n labels"),
         (packed(idx(np.zeros((40, 10, 10), np.uint8))), r"must hold n images of 28 x 28.*got shapes \(40, 10, 10\)"),
     ],
@@ -111,7 +92,7 @@ def test_a_gzip_bomb_is_read_no_further_than_its_header_says(tmp_path):
     path.write_bytes(packed(idx(np.zeros(10, np.uint8)) + bytes(2**26)))
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match="is damaged: more bytes where 10 are announced"):
+        with pytest.raises(DataError, match="is damaged: its header announces 10 bytes, got more"):
             sources.read_idx(path)
         assert tracemalloc.get_traced_memory()[1] < 2**22  # gzip's own buffers
     finally:
@@ -124,9 +105,11 @@ def test_too_few_images_get_one_line(mnist, monkeypatch):
     with pytest.raises(DataError, match="mnist: cannot set 5000 of 40 rows aside with their share") as error:
         datasets.load("mnist", 0, folder)
     assert one_line(error)
+    done = invoke("compare", "--dataset", "mnist", "--data-dir", folder, "--out", folder / "out")
+    assert (done.exit_code, done.stderr) == (1, f"bitempered: {error.value}\n")
     for name, array in (("images-idx3", np.zeros((0, 28, 28), np.uint8)), ("labels-idx1", np.zeros(0, np.uint8))):
         (folder / f"t10k-{name}-ubyte.gz").write_bytes(packed(idx(array)))
-    with pytest.raises(DataError, match=r"t10k.*holds nothing, its header announces \[0, 28, 28\]"):
+    with pytest.raises(DataError, match=r"t10k.*is empty: its header announces \[0, 28, 28\]"):
         datasets.load("mnist", 0, folder)
 
 
@@ -324,7 +307,7 @@ def planted(dtype, raw, shape=(4,)):
 )
 def test_a_hostile_pickle_gets_one_line(cifar_folder, content):
     (cifar_folder / "train").write_bytes(content)
-    with pytest.raises(DataError, match=r"cannot read train of .*; get it again") as error:
+    with pytest.raises(DataError, match=r"cannot read train of .*; download it again") as error:
         datasets.read_parts("cifar100", cifar_folder.parent)
     assert one_line(error)
 
@@ -400,7 +383,7 @@ def test_an_archive_is_read_no_further_than_its_limit(cifar_folder, monkeypatch)
 
 def test_a_missing_cifar_part_gets_one_line(cifar_folder):
     (cifar_folder / "test").unlink()
-    with pytest.raises(DataError, match=r"there is no .*test; get cifar-100-python\.tar\.gz from") as error:
+    with pytest.raises(DataError, match=r"there is no .*test; download cifar-100-python\.tar\.gz from") as error:
         datasets.read_parts("cifar100", cifar_folder.parent)
     assert one_line(error)
 
@@ -408,11 +391,11 @@ def test_a_missing_cifar_part_gets_one_line(cifar_folder):
 def test_human_labels(tmp_path):
     clean = np.arange(5)
     np.savez(tmp_path / "cifar100n.npz", noisy_label=clean[::-1], clean_label=clean)
-    np.testing.assert_array_equal(data.load_human_labels(clean, tmp_path), clean[::-1])
+    np.testing.assert_array_equal(datasets.CIFAR100N.read(clean, tmp_path), clean[::-1])
     with pytest.raises(DataError, match="same order"):
-        data.load_human_labels(clean[::-1], tmp_path)
+        datasets.CIFAR100N.read(clean[::-1], tmp_path)
     with pytest.raises(DataError, match=r"none.cifar100n\.npz"):
-        data.load_human_labels(clean, tmp_path / "none")
+        datasets.CIFAR100N.read(clean, tmp_path / "none")
 
 
 # Hashes
@@ -491,7 +474,7 @@ def read_example(kind, content, folder):
         sources.read_cifar(path, "train")
     elif kind == "npz":
         path.rename(folder / "cifar100n.npz")
-        data.load_human_labels(np.arange(5), folder)
+        datasets.CIFAR100N.read(np.arange(5), folder)
     else:
         sources.read_table(path, "kind")
 

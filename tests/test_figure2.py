@@ -9,9 +9,8 @@ import torch
 from experiment_cases import invoke, silent
 
 from bitempered.experiments import files
-from bitempered.experiments.data import ring
 from bitempered.experiments.recipes import figure2
-from bitempered.experiments.recipes.figure2 import LOSSES
+from bitempered.experiments.recipes.figure2 import LOSSES, ring
 
 TINY = figure2.Recipe(seeds=2, points=200, steps=3, side=21)
 AUTHORS = replace(figure2.AUTHORS, seeds=2, points=100, steps=2, side=21)
@@ -23,9 +22,25 @@ def tiny():
 
 
 def test_columns_are_the_paper_s():
-    pairs = [(column.says, column.t1, column.t2) for column in figure2.COLUMNS]
+    pairs = [(column.remark, column.t1, column.t2) for column in figure2.COLUMNS]
     both = ("bounded & heavy-tail", 0.2, 4.0)
     assert pairs == [both, ("only heavy-tail", 1.0, 4.0), ("only bounded", 0.2, 1.0), both]
+
+
+def test_ring_is_what_it_says():
+    drawn = ring(1000, seed=3, disc=0.9, inner=1.1)
+    radius = np.linalg.norm(drawn.points.astype(float), axis=1)
+    np.testing.assert_allclose(drawn.margin, 1 - radius, atol=1e-6)  # points are float32
+    np.testing.assert_array_equal(drawn.labels == 1, drawn.margin > 0)
+    assert drawn.labels.sum() == 500
+    assert np.abs(drawn.margin).min() >= 0.1
+    assert radius.max() <= 1.5 + 1e-6  # points are float32
+    # Uniform over an area: half of the disc's points within 1 / sqrt(2) of its radius; five deviations are 56.
+    assert abs((radius[drawn.labels == 1] < 0.9 / 2**0.5).sum() - 250) < 56
+    np.testing.assert_array_equal(drawn.points, ring(1000, seed=3, disc=0.9, inner=1.1).points)
+    assert (drawn.points != ring(1000, seed=4, disc=0.9, inner=1.1).points).any()
+    with pytest.raises(ValueError, match="a ring needs 0 < disc <= inner < outer"):
+        ring(4, seed=0, disc=2.0)
 
 
 def test_noise_lies_where_each_column_says():

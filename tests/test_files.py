@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from experiment_cases import silent
 
 from bitempered.experiments import files
 
@@ -80,34 +81,62 @@ except OSError as error:
 
 
 def test_a_lock_that_was_waited_for_is_the_one_that_is_there(tmp_path, monkeypatch):
-    """Its holder removes the file at the end, and whoever waited must not be content with what is gone."""
-    waiting = threading.Event()
+    """Its holder removes the file at the end, and whoever opened it before must not be content with what is gone."""
+    opened, removed = threading.Event(), threading.Event()
     real = files.fcntl.flock
 
     def flock(*given):
-        if threading.current_thread() is not threading.main_thread():
-            waiting.set()
+        if threading.current_thread() is not threading.main_thread() and not opened.is_set():
+            opened.set()
+            assert removed.wait(60)
         real(*given)
 
     def second():
-        with files.lock(tmp_path, "seed0", wait=True) as held:
+        with files.lock(tmp_path, "seed0", silent) as held:
             return held, (tmp_path / ".seed0.lock").exists()
 
     monkeypatch.setattr(files.fcntl, "flock", flock)
     with ThreadPoolExecutor(1) as pool:
-        with files.lock(tmp_path, "seed0", wait=False) as held:
+        with files.lock(tmp_path, "seed0", None) as held:
             assert held
-            with files.lock(tmp_path, "seed0", wait=False) as again, files.lock(tmp_path, "seed1", wait=False) as other:
+            with files.lock(tmp_path, "seed0", None) as again, files.lock(tmp_path, "seed1", None) as other:
                 assert (again, other) == (False, True)
             future = pool.submit(second)
-            assert waiting.wait(60)
+            assert opened.wait(60)
+        removed.set()
         assert future.result() == (True, True)
     assert not list(tmp_path.iterdir())
+
+
+def test_whoever_waits_for_a_lock_says_so_until_it_is_free(tmp_path):
+    said = threading.Semaphore(0)
+
+    def second():
+        with files.lock(tmp_path, "seed0", said.release) as held:
+            return held
+
+    with ThreadPoolExecutor(1) as pool:
+        with files.lock(tmp_path, "seed0", None):
+            future = pool.submit(second)
+            assert all(said.acquire(timeout=60) for _ in range(3))
+            assert not future.done()
+        assert future.result()
+
+
+def test_a_checkpoint_that_a_process_is_using_is_not_that_of_a_stopped_run(tmp_path):
+    paths = [tmp_path / "seed0-12.checkpoint", tmp_path / "search" / "seed0-34.checkpoint"]
+    paths[1].parent.mkdir()
+    for path in paths:
+        path.touch()
+    assert files.stopped(tmp_path) == sorted(paths)
+    with files.lock(tmp_path, "seed0", None):
+        assert files.stopped(tmp_path) == paths[1:]
+    assert files.stopped(tmp_path / "nowhere") == []
 
 
 def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path):
     for name in (".seed0-1234.checkpoint.abc", ".seed00-1234.checkpoint.abc", ".seed0.lock", "mine"):
         (tmp_path / name).touch()
-    with files.lock(tmp_path, "seed0", wait=False) as held:
+    with files.lock(tmp_path, "seed0", None) as held:
         assert held
     assert sorted(path.name for path in tmp_path.iterdir()) == [".seed00-1234.checkpoint.abc", "mine"]

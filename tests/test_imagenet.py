@@ -11,32 +11,18 @@ import numpy as np
 import pytest
 import torch
 from experiment_cases import assert_rendered, silent, without
-from imagenet_cases import CPU, IGNORED_WARNINGS, TINY, Net, make_folder, make_images, reproduce
+from imagenet_cases import CPU, FIXTURES, IGNORED_WARNINGS, TINY, Net, make_images, reproduce
 
 from bitempered.experiments import imagenet, networks
 from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint, pack, unpack
 from bitempered.experiments.files import read_rows
-from bitempered.experiments.imagenet import Images, Run
+from bitempered.experiments.imagenet import ImageFiles, ImagenetRun
 from bitempered.experiments.recipes import table2
 
 pytestmark = IGNORED_WARNINGS
+folder, data, small_network = FIXTURES
 TRAINING = TINY.training
 LOGISTIC, TEMPERED = TINY.losses
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("imagenet"))
-
-
-@pytest.fixture(scope="module")
-def data(folder):
-    return imagenet.read_folder(folder, 16, None)
-
-
-@pytest.fixture(autouse=True)
-def small_network(monkeypatch):
-    monkeypatch.setattr(networks, "imagenet_resnet", lambda name, *, classes: Net(classes))
 
 
 def without_time(rows):
@@ -47,7 +33,7 @@ def without_time(rows):
 
 
 def test_the_full_recipe_is_the_paper_s():
-    for name, recipe in table2.RECIPES.items():
+    for name, recipe in table2.TABLE2.items():
         training = recipe.training
         assert (training.network, training.epochs, training.batch_size) == (name, 180, 4096)
         assert [str(loss) for loss in recipe.losses] == ["logistic", "bi-tempered (0.9, 1.05)"]
@@ -56,8 +42,8 @@ def test_the_full_recipe_is_the_paper_s():
 def test_rates_rise_for_five_epochs_then_fall_by_stairs():
     """With as many images as ImageNet has; they need not be there."""
     names = np.zeros(1_281_167, dtype="S1")
-    images = Images(Path(), names, np.zeros(1), 16)
-    run = Run(table2.RECIPES["resnet18"].training, LOGISTIC, 0, imagenet.Data(images, images, 10, ""), CPU)
+    images = ImageFiles(Path(), names, np.zeros(1), 16)
+    run = ImagenetRun(table2.TABLE2["resnet18"].training, LOGISTIC, 0, imagenet.Data(images, images, 10, ""), CPU)
     assert run.per_epoch == 312
     rates = run.rates.view(180, 312)
     assert rates[0, 0].item() == pytest.approx(1.6 / 1560)
@@ -70,7 +56,7 @@ def test_rates_rise_for_five_epochs_then_fall_by_stairs():
 def test_micro_batches_add_up_to_sgd_on_whole_batches(loss, data, monkeypatch):
     """Against SGD with momentum, written out, on all 32 images at once: 12 + 12 + 8 do the same."""
     monkeypatch.setattr(networks, "imagenet_resnet", lambda name, *, classes: Net(classes, normalised=False))
-    run = Run(TRAINING, loss, 3, data, CPU)
+    run = ImagenetRun(TRAINING, loss, 3, data, CPU)
     assert len(run.rates) == 3 * 5
     reference = Net(10, normalised=False)
     reference.load_state_dict(run.learner.network.state_dict())
@@ -102,8 +88,8 @@ def test_micro_batches_add_up_to_sgd_on_whole_batches(loss, data, monkeypatch):
 
 def test_each_epoch_sees_each_image_at_most_once_in_another_order(data, monkeypatch):
     asked = []
-    monkeypatch.setattr(Images, "read", lambda self, row: asked.append(row) or np.zeros((16, 16, 3), np.uint8))
-    run = Run(replace(TRAINING, batch_size=50), LOGISTIC, 0, data, CPU)
+    monkeypatch.setattr(ImageFiles, "read", lambda self, row: asked.append(row) or np.zeros((16, 16, 3), np.uint8))
+    run = ImagenetRun(replace(TRAINING, batch_size=50), LOGISTIC, 0, data, CPU)
     for number in (1, 2):
         run.epoch(number, silent)
     assert len(asked) == 300  # three batches of 50 of 160 images
@@ -113,8 +99,10 @@ def test_each_epoch_sees_each_image_at_most_once_in_another_order(data, monkeypa
 
 
 def test_both_losses_begin_from_the_same_weights(data):
-    networks = [Run(TRAINING, loss, seed, data, CPU).learner.network for loss, seed in ((LOGISTIC, 0), (TEMPERED, 0))]
-    other = Run(TRAINING, LOGISTIC, 1, data, CPU).learner.network
+    networks = [
+        ImagenetRun(TRAINING, loss, seed, data, CPU).learner.network for loss, seed in ((LOGISTIC, 0), (TEMPERED, 0))
+    ]
+    other = ImagenetRun(TRAINING, LOGISTIC, 1, data, CPU).learner.network
     for a, b in zip(*(network.parameters() for network in networks), strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(networks[0].dense.weight, other.dense.weight)
@@ -122,7 +110,7 @@ def test_both_losses_begin_from_the_same_weights(data):
 
 def test_accuracy_is_the_share_of_right_validation_images(data, tmp_path):
     """After training, against predictions made by hand, one image at a time; and it has learned the colours."""
-    run = Run(replace(TRAINING, epochs=8, rate=0.5), TEMPERED, 0, data, CPU)
+    run = ImagenetRun(replace(TRAINING, epochs=8, rate=0.5), TEMPERED, 0, data, CPU)
     metrics = run.train(Checkpoint(tmp_path / "run", ""), silent)
     right = 0
     run.learner.network.eval()
@@ -137,7 +125,9 @@ def test_accuracy_is_the_share_of_right_validation_images(data, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_null(data, tmp_path):
-    metrics = Run(replace(TRAINING, rate=1e30), LOGISTIC, 0, data, CPU).train(Checkpoint(tmp_path / "run", ""), silent)
+    metrics = ImagenetRun(replace(TRAINING, rate=1e30), LOGISTIC, 0, data, CPU).train(
+        Checkpoint(tmp_path / "run", ""), silent
+    )
     assert metrics[-1]["training_loss"] is None
 
 
@@ -171,7 +161,7 @@ def test_the_loss_s_share_is_of_the_step_with_the_logistic_loss(monkeypatch):
 
 def test_table2_end_to_end(folder, tmp_path, monkeypatch):
     tiny = replace(TINY, training=replace(TRAINING, network="resnet50"))
-    monkeypatch.setitem(table2.RECIPES, "resnet50", tiny)
+    monkeypatch.setitem(table2.TABLE2, "resnet50", tiny)
     out = tmp_path / "new" / "folder"
     done = reproduce(folder, out, "--network", "resnet50", "--seeds", "2")
     assert done.exit_code == 0, done.output
@@ -201,7 +191,7 @@ def test_table2_end_to_end(folder, tmp_path, monkeypatch):
     assert f"{speed['added']:.2%} (" in page
     assert_rendered(out, "table2.md")
 
-    monkeypatch.setattr(Run, "epoch", None)  # nothing is trained again
+    monkeypatch.setattr(ImagenetRun, "epoch", None)  # nothing is trained again
     monkeypatch.setattr(table2, "measure_speed", None)  # nor timed
     again = reproduce(folder, out, "--network", "resnet50", "--seeds", "2")
     assert again.exit_code == 0, again.output
@@ -216,7 +206,7 @@ def test_quick_takes_up_to_2000_images(folder, tmp_path):
     for row in read_rows(tmp_path / "table2.jsonl"):
         assert (row["train_images"], row["validation_images"], row["epochs"], row["size"]) == (160, 60, 2, 64)
     assert "±" not in next(line for line in done.stdout.splitlines() if "last epoch" in line)
-    full = table2.RECIPES["resnet50"]
+    full = table2.TABLE2["resnet50"]
     assert table2.quick(full, "cpu").images == table2.quick(full, "cuda").images == 2_000
     assert table2.quick(full, "cuda").timed == full.timed == (256, 224)
 
@@ -228,13 +218,13 @@ def test_a_run_uses_the_images_of_its_recipe(folder, tmp_path):
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(folder, tmp_path, monkeypatch):
-    monkeypatch.setitem(table2.RECIPES, "resnet18", TINY)
+    monkeypatch.setitem(table2.TABLE2, "resnet18", TINY)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert reproduce(folder, whole, "--seeds", 1).exit_code == 0
 
     # Two runs of three epochs: stop in the last one, first after its steps, then among them.
     measured, step = count(1), count(1)
-    real, real_update = Run.accuracy, imagenet.Learner.update
+    real, real_update = ImagenetRun.accuracy, imagenet.Learner.update
 
     def accuracy(self):
         if next(measured) == 6:
@@ -246,7 +236,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         real_update(self, rate)
 
-    monkeypatch.setattr(Run, "accuracy", accuracy)
+    monkeypatch.setattr(ImagenetRun, "accuracy", accuracy)
     done = reproduce(folder, stopped, "--seeds", 1)
     assert done.exit_code == 130
     assert "--resume" in done.stderr
@@ -260,13 +250,13 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, tmp_path, monkeypatch):
     assert f"--resume, or delete {checkpoint}\n" in refused.stderr
     assert refused.stderr.count("\n") == 1
 
-    monkeypatch.setattr(Run, "accuracy", real)
+    monkeypatch.setattr(ImagenetRun, "accuracy", real)
     monkeypatch.setattr(imagenet.Learner, "update", update)
     assert reproduce(folder, stopped, "--seeds", 1, "--resume").exit_code == 130
     monkeypatch.setattr(imagenet.Learner, "update", real_update)
     epochs = []
-    real_epoch = Run.epoch
-    monkeypatch.setattr(Run, "epoch", lambda self, *a: epochs.append((self.loss, a[0])) or real_epoch(self, *a))
+    real_epoch = ImagenetRun.epoch
+    monkeypatch.setattr(ImagenetRun, "epoch", lambda self, *a: epochs.append((self.loss, a[0])) or real_epoch(self, *a))
     done = reproduce(folder, stopped, "--seeds", 1, "--resume")
     assert done.exit_code == 0, done.output
     assert epochs == [(TEMPERED, 3)]
@@ -278,7 +268,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, tmp_path, monkeypatch):
 
 
 def test_weights_after_resumption_are_the_same_bit_for_bit(data, tmp_path):
-    whole, stopped = Run(TRAINING, TEMPERED, 0, data, CPU), Run(TRAINING, TEMPERED, 0, data, CPU)
+    whole, stopped = ImagenetRun(TRAINING, TEMPERED, 0, data, CPU), ImagenetRun(TRAINING, TEMPERED, 0, data, CPU)
     whole.train(Checkpoint(tmp_path / "whole", ""), silent)
 
     def stop(step, text):
@@ -287,7 +277,7 @@ def test_weights_after_resumption_are_the_same_bit_for_bit(data, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         stopped.train(Checkpoint(tmp_path / "stopped", ""), stop)
-    resumed = Run(TRAINING, TEMPERED, 0, data, CPU)
+    resumed = ImagenetRun(TRAINING, TEMPERED, 0, data, CPU)
     resumed.train(Checkpoint(tmp_path / "stopped", ""), silent)
     assert without_time(resumed.metrics) == without_time(whole.metrics)
     states = [run.learner.network.state_dict() for run in (whole, resumed)]
@@ -296,10 +286,10 @@ def test_weights_after_resumption_are_the_same_bit_for_bit(data, tmp_path):
 
 
 def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(folder, data, tmp_path, monkeypatch):
-    monkeypatch.setitem(table2.RECIPES, "resnet18", TINY)
+    monkeypatch.setitem(table2.TABLE2, "resnet18", TINY)
     path = Checkpoint.of(tmp_path, "logistic-seed0", [TRAINING.identity(LOGISTIC, 0, data)]).path
     other = replace(TRAINING, rate=0.2)
-    state = Run(other, LOGISTIC, 0, data, CPU).state()
+    state = ImagenetRun(other, LOGISTIC, 0, data, CPU).state()
     Checkpoint(path, Checkpoint.of(tmp_path, "", [other.identity(LOGISTIC, 0, data)]).identity).save(state)
     done = reproduce(folder, tmp_path, "--resume")
     assert done.exit_code == 1
@@ -316,8 +306,8 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(folder, data, tm
 @pytest.mark.parametrize("what", ["network", "momentum", "missing", "metrics"])
 def test_a_checkpoint_of_this_run_with_something_else_in_it_is_refused(what, data, tmp_path):
     training, path = replace(TRAINING, epochs=1), tmp_path / "run"
-    Run(training, LOGISTIC, 0, data, CPU).train(Checkpoint(path, ""), silent)
-    Checkpoint(path, "").load(Run(training, LOGISTIC, 0, data, CPU).restore, CPU)
+    ImagenetRun(training, LOGISTIC, 0, data, CPU).train(Checkpoint(path, ""), silent)
+    Checkpoint(path, "").load(ImagenetRun(training, LOGISTIC, 0, data, CPU).restore, CPU)
     kept = unpack(path.read_bytes(), torch.device("cpu"))
     if what == "network":
         kept["network"] = {name: value[:1] if value.dim() else value for name, value in kept["network"].items()}
@@ -329,7 +319,7 @@ def test_a_checkpoint_of_this_run_with_something_else_in_it_is_refused(what, dat
         kept["metrics"] = [{"epoch": 1, "top1": "high", "seconds": 1.0}]
     path.write_bytes(pack(kept))
     with pytest.raises(BadCheckpoint, match="is not a checkpoint, or is damaged; delete it to train again"):
-        Checkpoint(path, "").load(Run(training, LOGISTIC, 0, data, CPU).restore, CPU)
+        Checkpoint(path, "").load(ImagenetRun(training, LOGISTIC, 0, data, CPU).restore, CPU)
 
 
 class Mischief:
@@ -344,13 +334,13 @@ def test_checkpoints_execute_nothing(data, tmp_path):
     path, trace = tmp_path / "run", tmp_path / "trace"
     path.write_bytes(pack({"identity": Mischief(trace)}))
     with pytest.raises(BadCheckpoint, match="is not a checkpoint"):
-        Checkpoint(path, "").load(Run(TRAINING, LOGISTIC, 0, data, CPU).restore, CPU)
+        Checkpoint(path, "").load(ImagenetRun(TRAINING, LOGISTIC, 0, data, CPU).restore, CPU)
     assert not trace.exists()
 
 
 def test_other_files_in_the_same_number_are_other_data(folder, tmp_path, monkeypatch):
     """Rows of one folder are not taken for those of another."""
-    monkeypatch.setitem(table2.RECIPES, "resnet18", replace(TINY, training=replace(TRAINING, epochs=1)))
+    monkeypatch.setitem(table2.TABLE2, "resnet18", replace(TINY, training=replace(TRAINING, epochs=1)))
     other = tmp_path / "other"
     make_images(other / "train", 16)
     make_images(other / "val", 6)

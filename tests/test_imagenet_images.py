@@ -5,29 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from imagenet_cases import CPU, IGNORED_WARNINGS, Net, make_folder, make_images, reproduce
+from imagenet_cases import CPU, FIXTURES, IGNORED_WARNINGS, make_images, reproduce
 from PIL import Image
 
-from bitempered.experiments import imagenet, networks
-from bitempered.experiments.imagenet import Images
+from bitempered.experiments import imagenet
+from bitempered.experiments.imagenet import ImageFiles
 from bitempered.experiments.sources import DataError
 
 pytestmark = IGNORED_WARNINGS
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("imagenet"))
-
-
-@pytest.fixture(scope="module")
-def data(folder):
-    return imagenet.read_folder(folder, 16, None)
-
-
-@pytest.fixture(autouse=True)
-def small_network(monkeypatch):
-    monkeypatch.setattr(networks, "imagenet_resnet", lambda name, *, classes: Net(classes))
+folder, data, small_network = FIXTURES
 
 
 # Images
@@ -48,7 +34,7 @@ def test_validation_images_are_resized_then_cut_in_the_centre(tmp_path):
     y, x = np.mgrid[0:300, 0:400]
     smooth = np.stack([x * 255 / 400, y * 255 / 300, (x + y) * 255 / 700], axis=2).astype(np.uint8)
     Image.fromarray(smooth).save(tmp_path / "a.png")
-    pixels, labels = Images(tmp_path, np.array([b"a.png"]), np.array([3]), 224)[[0]]
+    pixels, labels = ImageFiles(tmp_path, np.array([b"a.png"]), np.array([3]), 224)[[0]]
     resized = Image.fromarray(smooth).resize((341, 256), Image.Resampling.BILINEAR)
     expected = np.asarray(resized.crop((58, 16, 58 + 224, 16 + 224)))
     assert pixels.dtype == torch.uint8
@@ -88,7 +74,7 @@ def test_half_of_the_training_images_are_mirrored(tmp_path):
     """An image that is darker on the left is so in every crop that is not mirrored."""
     ramp = np.repeat(np.arange(0, 256, 4, dtype=np.uint8)[None, :, None], 64, axis=0).repeat(3, axis=2)
     Image.fromarray(ramp).save(tmp_path / "a.png")
-    images = Images(tmp_path, np.array([b"a.png"] * 200), np.zeros(200, dtype=np.int64), 8, draw=(0, 1))
+    images = ImageFiles(tmp_path, np.array([b"a.png"] * 200), np.zeros(200, dtype=np.int64), 8, draw=(0, 1))
     pixels = images[list(range(200))][0].int()
     left, right = pixels[:, 0, 0, 0], pixels[:, 0, -1, 0]
     assert (left != right).all()
@@ -198,5 +184,5 @@ def test_images_are_shared_among_the_classes(images, train, validation, tmp_path
 
 
 def test_a_folder_must_be_named():
-    with pytest.raises(DataError, match="ImageNet is not downloaded: name with --data-dir a folder"):
+    with pytest.raises(DataError, match=r"ImageNet must be downloaded by hand, .* with --data-dir, name a folder"):
         imagenet.read_folder(None, 16, None)

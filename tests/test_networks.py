@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bitempered.experiments import fused, networks
+from bitempered.experiments import convolutions, networks
 from bitempered.experiments.networks import Block, resnet34
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
@@ -200,22 +200,22 @@ def leaf(*shape, scale=1.0):
 @pytest.mark.parametrize("size", [5, 8])  # one that tiles do not divide, one that they do
 def test_convolution_of_each_member_s_own_images(size):
     inputs = (leaf(2, 3, size, size, 16), leaf(2, 25 * 16, 32, scale=0.05), leaf(2, 32), 5)
-    assert_same(fused.convolve, networks.convolve, inputs)
+    assert_same(convolutions.convolve, networks.convolve, inputs)
 
 
 def test_convolution_of_mnist_s_second_layer():
     # 588 pixels: more than the first tiles of the eight parts that the sum for the weight's gradient is split into.
     inputs = (leaf(1, 3, 14, 14, 32), leaf(1, 25 * 32, 64, scale=0.05), leaf(1, 64), 5)
-    assert_same(fused.convolve, networks.convolve, inputs)
+    assert_same(convolutions.convolve, networks.convolve, inputs)
 
 
 def test_convolution_of_shared_patches():
     x = networks.patches(torch.randn(3, 6, 6, 1, generator=random()), 5)
-    assert_same(fused.convolve, networks.convolve, (x, leaf(2, 32, 16), None, 1))
+    assert_same(convolutions.convolve, networks.convolve, (x, leaf(2, 32, 16), None, 1))
 
 
 def test_relu_and_pooling():
-    assert_same(fused.relu_pool, networks.relu_pool, (leaf(2, 3, 4, 6, 8),))
+    assert_same(convolutions.relu_pool, networks.relu_pool, (leaf(2, 3, 4, 6, 8),))
 
 
 # Of each width that has tiles of its own; in the wide ones more pixels than one part of a weight's gradient takes.
@@ -225,9 +225,9 @@ def test_relu_and_pooling():
 )
 def test_residual_blocks(members, size, channels):
     x = leaf(members, 2, size, size, channels[0]).detach().relu().requires_grad_()
-    count = sum(fused.block_size(inputs, outputs) for inputs, outputs in pairwise(channels))
+    count = sum(convolutions.block_size(inputs, outputs) for inputs, outputs in pairwise(channels))
     weights = leaf(members, count, scale=0.4 / channels[0] ** 0.5)
-    assert_same(fused.trunk, networks.trunk, (x, weights, channels), mask_of=x)
+    assert_same(convolutions.trunk, networks.trunk, (x, weights, channels), mask_of=x)
 
 
 # ImageNet

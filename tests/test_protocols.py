@@ -15,14 +15,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bitempered import cli, noise
-from bitempered.experiments import streams
+from bitempered.experiments import augmentation, checkpoints, streams
 from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint, pack, unpack
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import protocols
 from bitempered.experiments.recipes.protocols import PROTOCOLS
 from bitempered.experiments.sources import DataError
-from bitempered.experiments.streams import Images, Run, Setting
+from bitempered.experiments.streams import Cifar100, Setting, StreamedRun
 from bitempered.torch import bi_tempered_logistic_loss
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def numbered(n):
     return np.tile(colours[:, None, None, None], (1, 3, 32, 32)), np.arange(n) % 4
 
 
-IMAGES = Images(part(24, 0), part(16, 1))
+IMAGES = Cifar100(part(24, 0), part(16, 1))
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def run(folder, *settings, protocol=TINY_A, images=IMAGES, **options):
 
 
 def checkpoint(folder, item):
-    return Checkpoint.of(folder, "protocol-a", [item.identity()])
+    return Checkpoint.of(folder, f"protocol-a-seed{item.setting.seed}", [item.identity()])
 
 
 def without_time(rows):
@@ -86,7 +86,7 @@ def without_time(rows):
 def test_images_move_as_pillow_moves_them(rotation):
     """A crop of the padded image, then mirrored, then turned to the nearest pixel."""
     images = np.random.default_rng(0).integers(0, 256, (200, 32, 32, 3), dtype=np.uint8)
-    moved = streams.move(torch.from_numpy(images), rotation, torch.Generator().manual_seed(0)).numpy()
+    moved = augmentation.move(torch.from_numpy(images), rotation, torch.Generator().manual_seed(0)).numpy()
     draws = torch.rand((4, len(images)), generator=torch.Generator().manual_seed(0)).double().numpy()
     down, right = np.floor(9 * draws[:2]).astype(int)
     mirrored, angles = draws[2] < 0.5, (2 * draws[3] - 1) * rotation
@@ -141,18 +141,18 @@ def test_rates_are_those_of_torch_s_schedulers(name, scheduler):
 
 @pytest.mark.parametrize(("t1", "t2"), [(0.5, 2.0), (0.8, 1.2), (0.2, 4.0)])
 def test_a_rescaled_loss_begins_as_cross_entropy(t1, t2):
-    setting = Setting(Loss("bi-tempered", (t1, t2)), 0.0, seed=0, rescale=True)
+    rescaled = Loss("bi-tempered", (t1, t2), rescale=True)
     generator = torch.Generator().manual_seed(0)
     target = torch.randint(0, 100, (6,), generator=generator)
     logits = torch.randn(6, 100, generator=generator, dtype=torch.float64) * 100 ** (1 - t2)
     expected = 100 ** (1 - t1) * bi_tempered_logistic_loss(100 ** (t2 - 1) * logits, target, t1, t2, reduction="none")
-    torch.testing.assert_close(setting.losses(logits, target, 0), expected)
+    torch.testing.assert_close(rescaled(logits, target), expected)
     plain = bi_tempered_logistic_loss(logits, target, t1, t2, reduction="none")
-    torch.testing.assert_close(replace(setting, rescale=False).losses(logits, target, 0), plain)
+    torch.testing.assert_close(replace(rescaled, rescale=False)(logits, target), plain)
     assert not torch.allclose(plain, expected)
 
     level = torch.full((6, 100), 0.3, dtype=torch.float64, requires_grad=True)
-    (seen,) = torch.autograd.grad(setting.losses(level, target, 0).sum(), level)
+    (seen,) = torch.autograd.grad(rescaled(level, target).sum(), level)
     (wanted,) = torch.autograd.grad(cross_entropy(level, target, reduction="sum"), level)
     torch.testing.assert_close(seen, wanted, rtol=1e-9, atol=1e-12)
 
@@ -160,40 +160,37 @@ def test_a_rescaled_loss_begins_as_cross_entropy(t1, t2):
 @pytest.mark.parametrize("text", ["logistic", "gce:0.7", "sce:0.1:1", "tsallis:0.5:2"])
 def test_only_the_bi_tempered_loss_is_rescaled(text):
     with pytest.raises(ValueError, match="rescale and schedule are for the bi-tempered loss, got"):
-        Setting(Loss.parse(text), 0.0, seed=0, rescale=True)
+        replace(Loss.parse(text), rescale=True)
 
 
 def test_a_schedule_moves_the_temperatures_by_epoch(small, tmp_path, monkeypatch):
-    used = []
-    losses = Setting.losses
+    used, one_step = [], StreamedRun.one_step
 
-    def look(self, logits, target, epoch):
-        found = losses(self, logits, target, epoch)
-        used.append(epoch)
-        t1, t2 = [(1, 1), (1, 1), (0.75, 1.5), (0.5, 2)][epoch]
-        torch.testing.assert_close(found, bi_tempered_logistic_loss(logits, target, t1, t2, reduction="none"))
-        return found
+    def look(self):
+        used.append((self.epoch, self.loss.numbers))
+        one_step(self)
 
-    monkeypatch.setattr(Setting, "losses", look)
-    setting = Setting(TEMPERED, 0.5, seed=0, schedule=(1, 3))
+    monkeypatch.setattr(StreamedRun, "one_step", look)
+    setting = Setting(replace(TEMPERED, schedule=(1, 3)), 0.5, seed=0)
     (row,), _ = run(tmp_path, setting, protocol=replace(TINY_A, epochs=4))
-    assert used == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    expected = enumerate([(1, 1), (1, 1), (0.75, 1.5), (0.5, 2)])
+    assert used == [(epoch, numbers) for epoch, numbers in expected for _ in range(3)]
     assert row["schedule"] == [1, 3]
     assert row["numbers"] == [0.5, 2.0]
 
 
 def test_bad_schedules_are_refused():
     with pytest.raises(ValueError, match="schedule are for the bi-tempered loss, got logistic"):
-        Setting(LOGISTIC, 0.4, seed=0, schedule=(1, 2))
+        replace(LOGISTIC, schedule=(1, 2))
     with pytest.raises(ValueError, match="begin must not be after finish"):
-        Setting(TEMPERED, 0.4, seed=0, schedule=(3, 2))
+        replace(TEMPERED, schedule=(3, 2))
 
 
-@pytest.mark.parametrize("clip", [0.5, math.inf])
+@pytest.mark.parametrize("clip", [0.5, None])
 def test_steps_are_sgd_by_hand(clip, small, tmp_path):
     """The gradient of cross-entropy, its norm cut, then decay, then momentum, then the rate."""
     protocol = replace(TINY_A, clip=clip, weight_decay=0.2, rate=0.05)
-    item = Run(protocol, Setting(LOGISTIC, 0.5, seed=3), IMAGES, CPU)
+    item = StreamedRun(protocol, Setting(LOGISTIC, 0.5, seed=3), IMAGES, CPU)
     item.start(Checkpoint(tmp_path / "none", ""))
     weights = [w.detach().double().numpy().copy() for w in item.network.parameters()]
     item.begin_epoch()
@@ -217,7 +214,7 @@ def test_steps_are_sgd_by_hand(clip, small, tmp_path):
         norm = math.sqrt(sum((g**2).sum() for g in grads))
         assert norm > 0.6  # so that clipping at 0.5 changes something
         for w, v, g in zip(weights, velocity, grads, strict=True):
-            v[...] = 0.9 * v + g * min(1, clip / norm) + 0.2 * w
+            v[...] = 0.9 * v + g * min(1, (clip or math.inf) / norm) + 0.2 * w
             w -= 0.05 * v
     for seen, expected in zip(item.network.parameters(), weights, strict=True):
         np.testing.assert_allclose(seen.detach().numpy(), expected, rtol=1e-4, atol=1e-6)  # float32, three steps
@@ -228,7 +225,7 @@ def test_steps_are_sgd_by_hand(clip, small, tmp_path):
 
 
 def test_training_sees_its_own_images_and_their_labels_alone(small, tmp_path, monkeypatch):
-    images = Images(numbered(40), part(8, 0))
+    images = Cifar100(numbered(40), part(8, 0))
     setting = Setting(LOGISTIC, 0.5, seed=1, held_out=8)
     labels = noise.symmetric(images.train[1], 0.5, rng=np.random.default_rng(1), num_classes=100)
     seen = Counter()
@@ -240,10 +237,10 @@ def test_training_sees_its_own_images_and_their_labels_alone(small, tmp_path, mo
             assert torch.equal(self.epoch_labels[1, self.place], numbers % 4)
         return logits(self, network, x)
 
-    logits = Run.logits
-    monkeypatch.setattr(Run, "logits", look)
+    logits = StreamedRun.logits
+    monkeypatch.setattr(StreamedRun, "logits", look)
     run(tmp_path, setting, images=images)
-    aside = Run(TINY_A, setting, images, CPU).validation
+    aside = StreamedRun(TINY_A, setting, images, CPU).validation
     held_out = aside[0][:, 0, 0, 0].astype(int) - 1
     assert len(set(held_out)) == 8
     np.testing.assert_array_equal(np.bincount(held_out % 4), [2, 2, 2, 2])  # stratified
@@ -254,7 +251,7 @@ def test_training_sees_its_own_images_and_their_labels_alone(small, tmp_path, mo
 def test_every_epoch_and_every_seed_draws_anew(small, tmp_path):
     drawn = []
     for seed, epoch in [(0, 0), (0, 1), (1, 0), (0, 0)]:
-        item = Run(TINY_A, Setting(LOGISTIC, 0.0, seed=seed), IMAGES, CPU)
+        item = StreamedRun(TINY_A, Setting(LOGISTIC, 0.0, seed=seed), IMAGES, CPU)
         item.start(Checkpoint(tmp_path / "none", ""))
         item.epoch = epoch
         item.begin_epoch()
@@ -266,8 +263,8 @@ def test_every_epoch_and_every_seed_draws_anew(small, tmp_path):
 @pytest.mark.parametrize("right", ["noisy", "clean"])
 def test_held_out_labels_are_noisy_and_test_labels_are_not(right, small, tmp_path):
     """A network that knows all noisy labels, or all clean ones, by heart."""
-    images = Images(numbered(16), numbered(16))
-    item = Run(TINY_A, Setting(LOGISTIC, 1.0, seed=0, held_out=8), images, CPU)
+    images = Cifar100(numbered(16), numbered(16))
+    item = StreamedRun(TINY_A, Setting(LOGISTIC, 1.0, seed=0, held_out=8), images, CPU)
     item.start(Checkpoint(tmp_path / "none", ""))
     table = noise.symmetric(images.train[1], 1.0, rng=np.random.default_rng(0), num_classes=100)
     known = torch.from_numpy(table if right == "noisy" else images.train[1])
@@ -288,8 +285,8 @@ def test_noisy_held_out_labels_choose_the_epoch_and_test_labels_nothing(small, t
     train, test = part(60, 0), part(40, 1)
     other = test[0], np.random.default_rng(0).permutation(test[1])
     settings = [Setting(LOGISTIC, 0.3, seed=seed, held_out=20) for seed in range(4)]
-    rows, _ = run(tmp_path, *settings, protocol=protocol, images=Images(train, test))
-    again, told = run(tmp_path, *settings, protocol=protocol, images=Images(train, other))
+    rows, _ = run(tmp_path, *settings, protocol=protocol, images=Cifar100(train, test))
+    again, told = run(tmp_path, *settings, protocol=protocol, images=Cifar100(train, other))
     assert told
     curves = [row["epochs_measured"] for row in read_rows(tmp_path / "curves.jsonl")]
     for row, curve in zip(rows + again, curves, strict=True):
@@ -326,16 +323,16 @@ def test_epochs_are_measured_now_and_then_and_at_the_end(small, tmp_path):
 
 def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
     """Also where the interruption came before the second of two checkpoints."""
-    monkeypatch.setattr(streams, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
     protocol = replace(TINY_A, batch_size=12)
-    settings = Setting(LOGISTIC, 0.2, seed=0), Setting(TEMPERED, 0.4, seed=1, rescale=True, held_out=8)
-    weights, summary = [], Run.summary
+    settings = Setting(LOGISTIC, 0.2, seed=0), Setting(replace(TEMPERED, rescale=True), 0.4, seed=0, held_out=8)
+    weights, summary = [], StreamedRun.summary
 
     def look(self):
         weights.append(torch.cat([value.flatten().double() for value in self.network.state_dict().values()]))
         return summary(self)
 
-    monkeypatch.setattr(Run, "summary", look)
+    monkeypatch.setattr(StreamedRun, "summary", look)
     whole, _ = run(tmp_path / "whole", *settings, protocol=protocol)
 
     def stop(done, total, message):
@@ -345,7 +342,7 @@ def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
     for folder, epochs in ((tmp_path / "both", 2), (tmp_path / "one", 3)):
         with pytest.raises(KeyboardInterrupt):
             streams.run(protocol, settings, IMAGES, folder, stop, device="cpu")
-        first, second = (checkpoint(folder, Run(protocol, setting, IMAGES, CPU)).path for setting in settings)
+        first, second = (checkpoint(folder, StreamedRun(protocol, setting, IMAGES, CPU)).path for setting in settings)
         assert set(folder.glob("*.checkpoint")) == {first, second}
         if folder.name == "one":
             second.unlink()
@@ -362,8 +359,8 @@ def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
 def test_rows_that_are_there_are_not_trained_again(small, tmp_path):
     first, second = Setting(LOGISTIC, 0.2, seed=0), Setting(TEMPERED, 0.2, seed=0)
     (row,), _ = run(tmp_path, first)
-    rows, told = run(tmp_path, second, first, second)
-    assert [found["loss"] for found in rows] == ["bi-tempered", "logistic", "bi-tempered"]
+    rows, told = run(tmp_path, second, first)
+    assert [found["loss"] for found in rows] == ["bi-tempered", "logistic"]
     assert rows[1] == row
     assert len(told) == 3
     assert all("logistic" not in line for line in told)
@@ -383,10 +380,10 @@ def test_other_data_is_another_run(small, tmp_path):
         (replace(setting, noise=0.5), IMAGES),
         (replace(setting, seed=1), IMAGES),
         (replace(setting, held_out=8), IMAGES),
-        (setting, Images((changed, labels), IMAGES.test)),
-        (setting, Images((pixels, moved), IMAGES.test)),
-        (setting, Images(IMAGES.train, (test_pixels, changed_test))),
-        (setting, Images(IMAGES.train, (255 - test_pixels, test_labels))),
+        (setting, Cifar100((changed, labels), IMAGES.test)),
+        (setting, Cifar100((pixels, moved), IMAGES.test)),
+        (setting, Cifar100(IMAGES.train, (test_pixels, changed_test))),
+        (setting, Cifar100(IMAGES.train, (255 - test_pixels, test_labels))),
     ]
     made = [run(tmp_path, which, images=images) for which, images in variants]
     assert [len(told) for _, told in made] == [3] * len(variants)
@@ -402,21 +399,21 @@ def test_human_labels_are_trained_on(small, tmp_path):
     made = [run(tmp_path, setting, protocol=TINY_B, images=replace(IMAGES, human=y)) for y in (human, other)]
     assert [len(told) for _, told in made] == [3, 3]
     assert made[0][0][0]["data"] != made[1][0][0]["data"]
-    np.testing.assert_array_equal(Run(TINY_B, setting, replace(IMAGES, human=other), CPU).noisy, other)
+    np.testing.assert_array_equal(StreamedRun(TINY_B, setting, replace(IMAGES, human=other), CPU).noisy, other)
     with pytest.raises(ValueError, match="protocol b needs human labels; read the images with human=True"):
         run(tmp_path, setting, protocol=TINY_B)
     with pytest.raises(DataError, match=r"human labels are read from cifar100n\.npz"):
-        Images.read(None, human=True)  # downloads nothing
+        Cifar100.read(None, human=True)  # downloads nothing
 
 
 def test_another_protocol_is_another_run(small, tmp_path):
-    """Infinity is no JSON, so a run without clipping has no key of it; it must not take a clipped run's row."""
+    """Rows without `clip` were made without a cut: neither takes the other's."""
     setting = Setting(LOGISTIC, 0.2, seed=0)
-    for protocol in (TINY_A, replace(TINY_A, clip=math.inf), replace(TINY_A, clip=1), replace(TINY_A, rate=0.2)):
+    for protocol in (TINY_A, replace(TINY_A, clip=None), replace(TINY_A, clip=1), replace(TINY_A, rate=0.2)):
         for expected in (3, 0):
             (row,), told = run(tmp_path, setting, protocol=protocol)
             assert len(told) == expected
-            assert row.get("clip", math.inf) == protocol.clip
+            assert row["clip"] == protocol.clip
             assert row["learning_rate"] == protocol.rate
 
 
@@ -428,10 +425,10 @@ def test_a_fleet_s_memory_is_freed_before_the_next(small, tmp_path, monkeypatch)
         started.add(self)
         alive.append(len(started))
 
-    original = Run.start
-    monkeypatch.setattr(Run, "start", start)
-    run(tmp_path, *(Setting(LOGISTIC, 0.2, seed=seed) for seed in range(5)), at_once=2)
-    assert alive == [1, 2, 1, 2, 1]
+    original = StreamedRun.start
+    monkeypatch.setattr(StreamedRun, "start", start)
+    run(tmp_path, *(Setting(LOGISTIC, 0.05 * i, seed=i // 3) for i in range(5)), at_once=2)
+    assert alive == [1, 2, 1, 1, 2]  # three of a seed, two of another
 
 
 def test_too_few_images_for_a_batch_are_refused(tmp_path):
@@ -442,7 +439,7 @@ def test_too_few_images_for_a_batch_are_refused(tmp_path):
 @pytest.fixture
 def saved(small, tmp_path):
     """A run and a checkpoint of it."""
-    item = Run(TINY_A, Setting(LOGISTIC, 0.2, seed=0), IMAGES, CPU)
+    item = StreamedRun(TINY_A, Setting(LOGISTIC, 0.2, seed=0), IMAGES, CPU)
     where = checkpoint(tmp_path, item)
     item.start(where)
     item.begin_epoch()
@@ -456,9 +453,9 @@ def test_a_checkpoint_of_another_run_is_refused(saved, tmp_path):
     for setting, images in [
         (replace(item.setting, seed=1), IMAGES),
         (replace(item.setting, loss=TEMPERED), IMAGES),
-        (item.setting, Images(IMAGES.train, part(16, 7))),
+        (item.setting, Cifar100(IMAGES.train, part(16, 7))),
     ]:
-        other = checkpoint(tmp_path, Run(TINY_A, setting, images, CPU)).path
+        other = checkpoint(tmp_path, StreamedRun(TINY_A, setting, images, CPU)).path
         assert other != path
         other.write_bytes(path.read_bytes())
         with pytest.raises(BadCheckpoint, match="belongs to another run; delete it, or choose another folder"):
@@ -499,13 +496,7 @@ def test_committed_rows_are_of_the_recipe_s_settings(name):
     """And their page says which are annealed; tests/test_report.py renders it again."""
     folder = Path(__file__).parents[1] / "results" / f"protocol-{name}"
     rows, page = read_rows(folder / f"protocol-{name}.jsonl"), (folder / f"protocol-{name}.md").read_text()
-    settings = [
-        Setting(
-            Loss(row["loss"], tuple(row["numbers"])), row["noise"], row["seed"], row["rescale"], row["held_out"],
-            tuple(row["schedule"]) if row["schedule"] else None,
-        )
-        for row in rows
-    ]  # fmt: skip
+    settings = [Setting(Loss.of(row), row["noise"], row["seed"], row["held_out"]) for row in rows]
     assert set(settings) <= set(protocols.SETTINGS[name])
     (logistic,) = [row for row in rows if row["loss"] == "logistic"]
     assert f"| 40% | logistic | {100 * logistic['test_last']:.2f} | {100 * logistic['test_best']:.2f} | 1 |" in page
@@ -530,7 +521,7 @@ def test_a_protocol_from_the_command_line(small, tmp_path, monkeypatch):
 
     monkeypatch.setattr(cli, "choose_device", lambda device: "cuda")
     monkeypatch.setattr(protocols, "run", on_cpu)
-    monkeypatch.setattr(Images, "read", lambda data_dir, human: IMAGES)
+    monkeypatch.setattr(Cifar100, "read", lambda data_dir, human: IMAGES)
     monkeypatch.setitem(PROTOCOLS, "a", TINY_A)
     monkeypatch.setitem(protocols.SETTINGS, "a", (Setting(LOGISTIC, 0.25, 0), Setting(TEMPERED, 0.25, 0, held_out=8)))
     command = ["reproduce", "protocol-a", "--seeds", "2", "--out", str(out)]
@@ -539,7 +530,7 @@ def test_a_protocol_from_the_command_line(small, tmp_path, monkeypatch):
     assert sorted(path.name for path in out.iterdir()) == ["curves.jsonl", "protocol-a.jsonl", "protocol-a.md"]
     rows = read_rows(out / "protocol-a.jsonl")
     assert [(row["seed"], row["loss"]) for row in rows] == [(0, "logistic"), (0, "bi-tempered"), (1, "logistic")]
-    assert [now[:2] for now in told] == [(epoch, 3) for epoch in range(1, 4)]  # three runs at once
+    assert [now[:2] for now in told] == [(epoch, 6) for epoch in range(1, 7)]  # the runs of a seed at once
     assert "| 25% | logistic |" in (out / "protocol-a.md").read_text()
     assert_rendered(out, "protocol-a.md")
 

@@ -11,21 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import experiment_cases
 import numpy as np
 import pytest
 from experiment_cases import TINY, comparison, invoke, results, silent, without
 
-from bitempered.experiments import cells, files, runs
-from bitempered.experiments import train as train_loop
+from bitempered.experiments import cells, checkpoints, files, runs
 from bitempered.experiments.cells import Cell
 from bitempered.experiments.losses import Loss
 
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    return cells.run(TINY, folder, silent), folder
-
+tiny = experiment_cases.tiny
 
 # What a result belongs to
 
@@ -109,7 +104,7 @@ def test_a_stopped_run_does_not_go_on_with_other_labels(tmp_path, monkeypatch, c
     write_table(tmp_path / "table.csv")
     one = replace(comparison(str(tmp_path / "table.csv"), levels=(0.2,), seeds=1, epochs=3), label_column="a")
     other = replace(one, label_column="b")
-    monkeypatch.setattr(train_loop, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
 
     with pytest.raises(KeyboardInterrupt):
         cells.run(one, tmp_path / "out", stop_after_two)
@@ -134,7 +129,7 @@ def test_a_stopped_run_does_not_go_on_with_other_labels(tmp_path, monkeypatch, c
         lambda row: row.pop("results"),
         lambda row: row.update(results=runs.RESULTS - 1),
         lambda row: row.update(bitempered="0.0.0"),
-        lambda row: row.update(clip=1.0),  # which a run without clipping does not have
+        lambda row: row.update(clip=1.0),
     ],
     ids=["no data", "no results number", "other results number", "other version", "clipped"],
 )
@@ -151,9 +146,9 @@ def test_rows_of_another_identity_or_of_none_are_never_used(change, tmp_path, tr
     assert files.read_rows(tmp_path / "compare.jsonl") == rows + again  # kept, and may be drawn
 
 
-def test_rows_from_before_schedules_are_those_of_constant_losses(tmp_path, trained):
+def test_rows_without_what_was_added_later_are_those_of_its_default(tmp_path, trained):
     recipe = comparison(levels=(0.0,), seeds=1)
-    old = without(cells.run(recipe, tmp_path, silent), "schedule", "rescale", "problem")
+    old = without(cells.run(recipe, tmp_path, silent), "schedule", "rescale", "clip", "problem")
     files.write_rows(tmp_path / "compare.jsonl", old)
     assert cells.run(recipe, tmp_path, silent) == old
     assert len(trained) == 1
@@ -175,7 +170,7 @@ def test_another_commit_or_machine_is_not_another_run(tmp_path, trained, monkeyp
 
 def test_a_checkpoint_goes_on_after_another_commit_but_not_with_other_results(tmp_path, monkeypatch):
     recipe = comparison(levels=(0.0,), seeds=1, epochs=3)
-    monkeypatch.setattr(train_loop, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
 
     with pytest.raises(KeyboardInterrupt):
         cells.run(recipe, tmp_path, stop_after_two)
@@ -246,12 +241,12 @@ import os, random, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
 import torch
-from bitempered.experiments import cells, runs, train
+from bitempered.experiments import cells, checkpoints, runs
 from bitempered.experiments.losses import Loss
 from experiment_cases import comparison
 
 folder, seconds, seeds, overlap = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
-train.SAVE_SECONDS = 0
+checkpoints.SAVE_SECONDS = 0
 torch.set_num_threads(1)  # a pool of threads does not outlive a fork
 runs.provenance = lambda device: {"commit": "this"}  # whose three processes take most of the time
 
@@ -334,7 +329,7 @@ def test_processes_share_the_seeds(tmp_path, monkeypatch):
         return real(*given, seed=seed, **options)
 
     def progress(done, total, text):
-        if text == "seed 0: another process is training it":
+        if text == "waiting for another process, which is training seed0":
             other_done.set()
 
     monkeypatch.setattr(cells, "train", train)

@@ -13,7 +13,7 @@ from bitempered.experiments import cells
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import table1, table2
-from bitempered.experiments.recipes.table1 import LEVELS, RECIPES, quick
+from bitempered.experiments.recipes.table1 import LEVELS, TABLE1, quick
 
 PAPER = Path(__file__).parents[1] / "results"
 
@@ -35,17 +35,17 @@ def mnist(tmp_path, monkeypatch):
 @pytest.fixture
 def small(monkeypatch):
     """Recipes whose quick versions take a second: steps of 20 images."""
-    recipe = RECIPES["mnist"]
-    for name, value in RECIPES.items():
-        monkeypatch.setitem(RECIPES, name, replace(value, training=replace(value.training, batch_size=20)))
+    recipe = TABLE1["mnist"]
+    for name, value in TABLE1.items():
+        monkeypatch.setitem(TABLE1, name, replace(value, training=replace(value.training, batch_size=20)))
     return replace(
-        quick(RECIPES["mnist"]),
+        quick(TABLE1["mnist"]),
         searched={"logistic": recipe.searched["logistic"][4:6], "bi-tempered": recipe.searched["bi-tempered"][-2:]},
     )
 
 
 def test_both_losses_get_the_same_search():
-    for recipe in RECIPES.values():
+    for recipe in TABLE1.values():
         assert len({len(found) for found in recipe.searched.values()}) == 1
         assert all(len(set(found)) == len(found) for found in recipe.searched.values())
         assert recipe.search.epochs < recipe.training.epochs
@@ -59,20 +59,24 @@ def test_both_losses_get_the_same_search():
 
 
 def test_training_is_the_paper_s():
-    mnist, cifar = RECIPES["mnist"].training, RECIPES["cifar100"].training
+    mnist, cifar = TABLE1["mnist"].training, TABLE1["cifar100"].training
     assert (mnist.network, mnist.optimizer, mnist.epochs, mnist.batch_size) == ("mnist_cnn", "adadelta", 500, 128)
     assert (cifar.network, cifar.optimizer, cifar.steps, cifar.batch_size) == ("resnet56", "sgd", 50_000, 128)
     # Enough epochs for all steps with the 45,000 images that are left for training.
     assert cifar.epochs * (45_000 // 128) >= cifar.steps
-    assert RECIPES["mnist"].levels == RECIPES["cifar100"].levels == LEVELS
+    assert TABLE1["mnist"].levels == TABLE1["cifar100"].levels == LEVELS
 
 
 def fast(recipe):
     return replace(recipe, search=replace(recipe.search, network="mlp", optimizer="sgd"))
 
 
+def search(recipe, folder, data_dir):
+    return table1.search(recipe, folder, table1.prepare(recipe, silent, "cpu", data_dir))
+
+
 def test_the_search_takes_the_best_on_noisy_validation_labels(mnist, small, tmp_path):
-    cells = table1.search(fast(small), tmp_path / "search", silent, "cpu", mnist)
+    cells = search(fast(small), tmp_path / "search", mnist)
     assert [(cell.noise, cell.loss.name) for cell in cells] == [
         (level, loss) for level in (0.0, 0.4) for loss in ("logistic", "bi-tempered")
     ]
@@ -88,7 +92,7 @@ def test_the_search_takes_the_best_on_noisy_validation_labels(mnist, small, tmp_
 
 def test_a_level_that_is_not_searched_takes_the_nearest_one_s(mnist, small, tmp_path):
     recipe = replace(fast(small), levels=LEVELS, searched_at=(0.0, 0.2, 0.4))
-    cells = table1.search(recipe, tmp_path / "search", silent, "cpu", mnist)
+    cells = search(recipe, tmp_path / "search", mnist)
     assert len(read_rows(tmp_path / "search" / "search.jsonl")) == 12
     logistic, tempered = ({cell.noise: (cell.loss, cell.rate) for cell in cells[i::2]} for i in (0, 1))
     for found in (logistic, tempered):
@@ -141,7 +145,8 @@ def test_some_levels_have_further_seeds(mnist, small, tmp_path, monkeypatch):
     assert [curve["test"][-1] for curve in curves] == [row["test_last"] for row in rows]
     assert [(curve["seed"], curve["noise"]) for curve in curves] == [(row["seed"], row["noise"]) for row in rows]
     assert (out / "table1.csv").read_text().count("\n") == 1 + len(rows)
-    assert shown == [(done, 6) for done in range(1, 7)]  # three seeds of two epochs
+    # Two epochs: of four cells, then of two cells with two seeds.
+    assert shown == [(done, 16) for done in (4, 8, 10, 12, 14, 16)]
 
     page = (out / "table1.md").read_text()
     assert page == table1.markdown(recipe, rows)
@@ -179,14 +184,18 @@ def test_an_extra_cell_has_lines_of_its_own(mnist, with_extra, tmp_path):
     assert "all 5 cells of a seed" in page
     drawn = [line.get_ydata()[-1] for line in table1.draw_figure3(recipe, curves).axes[5].get_lines()]
     assert drawn == [100 * rows[1]["test_last"], 100 * rows[3]["test_last"]]
-    assert RECIPES["cifar100-wide"].extra_cells
-    assert quick(RECIPES["cifar100-wide"]).extra_cells == ()
+    assert TABLE1["cifar100-wide"].extra_cells
+    assert quick(TABLE1["cifar100-wide"]).extra_cells == ()
 
 
 def test_extra_cells_have_further_seeds_too(mnist, with_extra, tmp_path):
     (cell,) = with_extra.extra_cells
     recipe = replace(with_extra, extra_cells=(replace(cell, noise=0.0), cell), more_seeds={0.4: (1, 2)})
-    rows, _ = table1.reproduce(recipe, tmp_path / "out", silent, device="cpu", data_dir=mnist)
+    shown = []
+    rows, _ = table1.reproduce(
+        recipe, tmp_path / "out", lambda *now: shown.append(now[:2]), device="cpu", data_dir=mnist
+    )
+    assert shown[-1] == (24, 24)  # two epochs of six cells, then of three with two seeds
     found = [row for row in rows if row["numbers"] == [0.8, 1.2]]
     assert [(row["noise"], row["seed"]) for row in found] == [(0.0, 0), (0.4, 0), (0.4, 1), (0.4, 2)]
     last = [100 * row["test_last"] for row in found]
@@ -215,7 +224,7 @@ def test_texts_say_how_many_seeds_each_level_has():
         numbers = () if loss == "logistic" else (0.8, 1.2)
         return found | made | curve | {"numbers": numbers, "learning_rate": 1, "test_chosen": 0.2, "test_last": 0.2}
 
-    recipe = RECIPES["cifar100"]
+    recipe = TABLE1["cifar100"]
     assert (recipe.seeds, recipe.more_seeds) == ((0,), {0.4: (1, 2)})
     first = [row(level, loss, 0, 12, 900.4) for level in LEVELS for loss in recipe.searched]
     rows = first + [row(0.4, loss, seed, 2, 200 + seed) for seed in (1, 2) for loss in recipe.searched]
@@ -233,19 +242,19 @@ def test_texts_say_how_many_seeds_each_level_has():
 @pytest.mark.parametrize(
     ("options", "recipe"),
     [
-        (["table1"], RECIPES["mnist"]),
-        (["table1", "--dataset", "cifar100"], RECIPES["cifar100"]),
-        (["figure3", "--dataset", "cifar100", "--network", "resnet56-wide"], RECIPES["cifar100-wide"]),
+        (["table1"], TABLE1["mnist"]),
+        (["table1", "--dataset", "cifar100"], TABLE1["cifar100"]),
+        (["figure3", "--dataset", "cifar100", "--network", "resnet56-wide"], TABLE1["cifar100-wide"]),
         (
             ["table1", "--dataset", "cifar100", "--seeds", "2"],
-            replace(RECIPES["cifar100"], seeds=(0, 1), more_seeds={}),
+            replace(TABLE1["cifar100"], seeds=(0, 1), more_seeds={}),
         ),
-        (["table1", "--dataset", "cifar100", "--quick"], quick(RECIPES["cifar100"])),
-        (["table1", "--quick", "--seeds", "2"], replace(quick(RECIPES["mnist"]), seeds=(0, 1))),
-        (["table2"], table2.RECIPES["resnet18"]),
+        (["table1", "--dataset", "cifar100", "--quick"], quick(TABLE1["cifar100"])),
+        (["table1", "--quick", "--seeds", "2"], replace(quick(TABLE1["mnist"]), seeds=(0, 1))),
+        (["table2"], table2.TABLE2["resnet18"]),
         (
             ["table2", "--quick", "--seeds", "2", "--device", "cpu"],
-            replace(table2.quick(table2.RECIPES["resnet18"], "cpu"), seeds=(0, 1)),
+            replace(table2.quick(table2.TABLE2["resnet18"], "cpu"), seeds=(0, 1)),
         ),
     ],
 )
@@ -312,7 +321,7 @@ def test_bad_options_get_one_line(options, message, tmp_path):
 @pytest.mark.parametrize(("dataset", "seeds"), [("mnist", 3), ("cifar100", 3), ("cifar100-wide", 1)])
 def test_committed_table_is_what_its_rows_say(dataset, seeds):
     folder = PAPER / f"table1-{dataset}"
-    rows, recipe = read_rows(folder / "table1.jsonl"), RECIPES[dataset]
+    rows, recipe = read_rows(folder / "table1.jsonl"), TABLE1[dataset]
     assert (folder / "table1.md").read_text() == table1.markdown(recipe, rows)
     line = next(line for line in table1.lines(recipe, rows) if line[0] == "bi-tempered, chosen epoch")
     found = [row for row in rows if (row["loss"], row["noise"]) == ("bi-tempered", 0.4)]
@@ -332,7 +341,7 @@ NEAREST = {0.1: 0.2, 0.3: 0.4, 0.5: 0.4}  # on CIFAR-100, where other levels are
 def test_committed_settings_are_the_search_s(dataset, settings, searched_at):
     folder = PAPER / f"table1-{dataset}"
     rows, searched = read_rows(folder / "table1.jsonl"), read_rows(folder / "search" / "search.jsonl")
-    extra_cells = RECIPES[dataset].extra_cells
+    extra_cells = TABLE1[dataset].extra_cells
     for row in rows:
         level = searched_at.get(row["noise"], row["noise"])
         found = [s for s in searched if (s["noise"], s["loss"]) == (level, row["loss"])]

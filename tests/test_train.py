@@ -1,6 +1,5 @@
 """The training loop: its optimisers, that members do not know of each other, and that a killed run loses nothing."""
 
-import math
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import torch
 from experiment_cases import without
 
 from bitempered import noise
+from bitempered.experiments import augmentation, checkpoints
 from bitempered.experiments import train as loop
 from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint, pack, unpack
 from bitempered.experiments.data import Split
@@ -146,7 +146,7 @@ def test_images_are_standardised_by_channel():
 
 def test_augmentation_moves_and_mirrors():
     x = torch.arange(1.0, 101).view(1, 10, 10, 1).expand(200, -1, -1, -1)
-    seen = loop.shift_and_mirror(x, torch.Generator().manual_seed(0))
+    seen = augmentation.shift_and_mirror(x, torch.Generator().manual_seed(0))
     padded = torch.nn.functional.pad(x[0, :, :, 0], (4, 4, 4, 4))
     views = {}
     for dy in range(9):
@@ -243,7 +243,7 @@ def test_image_networks_learn(network, rate):
 
 
 def test_a_run_that_stops_goes_on_bit_for_bit(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
     members = [member(digits), member(digits, TEMPERED), member(digits, ANNEALED)]
     whole = train(TINY, members, digits, seed=1)
 
@@ -272,8 +272,8 @@ def test_sigkill_at_a_random_moment_loses_nothing(tmp_path):
     code = """
 import sys
 from bitempered import cli
-from bitempered.experiments import train
-train.SAVE_SECONDS = 0
+from bitempered.experiments import checkpoints
+checkpoints.SAVE_SECONDS = 0
 sys.argv = ["bitempered", "compare", "--epochs", "12", "--seeds", "2", "--noise", "0.4", "--out", sys.argv[1]]
 cli.main()
 """
@@ -466,6 +466,7 @@ def test_bad_losses_are_refused_before_any_work(text, message):
         ({"optimizer": "lion"}, "unknown optimizer 'lion'; choose from: adam, adadelta, sgd"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"network": "mnist_cnn"}, "mnist_cnn has a width of its own; leave out the width, got 8"),
     ],
 )
 def test_bad_settings_are_refused(change, message):
@@ -475,11 +476,10 @@ def test_bad_settings_are_refused(change, message):
 
 @pytest.mark.parametrize(("name", "channels"), [("resnet56", 64), ("resnet56-wide", 256)])
 def test_the_wide_network_is_four_times_as_wide(digits, name, channels):
-    network = NETWORKS[name].make((3, 32, 32), digits.num_classes, 8)
+    network = NETWORKS[name].make((3, 32, 32), digits.num_classes)
     assert network.initial(torch.Generator().manual_seed(0))["dense0"].shape == (channels, digits.num_classes)
 
 
 def test_a_network_that_is_not_there_is_refused(digits):
     with pytest.raises(ValueError, match="unknown network 'vgg'; choose from: mlp, "):
         train(replace(TINY, network="vgg"), [member(digits)], digits, seed=0)
-    assert math.isinf(TINY.clip)

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from bitempered.experiments import fused, networks
+from bitempered.experiments import convolutions, networks
 
 
 def leaf(*shape, scale=1.0, seed=0):
@@ -40,10 +40,10 @@ WIDTHS = [16, 32, 64, 128, 256]
 @pytest.mark.parametrize("channels", [*zip(WIDTHS, WIDTHS, strict=True), *pairwise(WIDTHS)])
 def test_residual_blocks(channels):
     x = leaf(2, 16, 16, 16, channels[0]).relu()
-    weights = leaf(2, fused.block_size(*channels), scale=0.4 / channels[0] ** 0.5, seed=2)
-    check(fused.trunk, networks.trunk, (x, weights, channels), mask_of=0)
+    weights = leaf(2, convolutions.block_size(*channels), scale=0.4 / channels[0] ** 0.5, seed=2)
+    check(convolutions.trunk, networks.trunk, (x, weights, channels), mask_of=0)
 
 
 def test_mnist_s_second_layer():
     x, weights, bias = leaf(2, 16, 14, 14, 32), leaf(2, 800, 64, scale=0.05, seed=2), leaf(2, 64, seed=3)
-    check(fused.convolve, networks.convolve, (x, weights, bias, 5))
+    check(convolutions.convolve, networks.convolve, (x, weights, bias, 5))

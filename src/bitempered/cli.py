@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 from bitempered.experiments import recipes
+from bitempered.experiments.files import stopped
 
 NEEDS = 'this command needs the experiments extra: pip install "bitempered[experiments]"'
 
@@ -53,14 +54,19 @@ DEVICE = typer.Option(help="Where to train: cpu or cuda. Without it, cuda if the
 @app.command()
 def compare(
     dataset: Annotated[
-        str, typer.Option(help="digits, mnist, fashion-mnist, cifar100, or the path of a .csv or .parquet file.")
+        str,
+        typer.Option(
+            help="digits, mnist, fashion-mnist, cifar100 (an unknown name lists all), or the path of a .csv or "
+            ".parquet file."
+        ),
     ] = "digits",
     losses: Annotated[
         str,
         typer.Option(
             help="Separated by commas: logistic (cross-entropy), gce:q (generalized cross-entropy), bi-tempered (with "
             "its default recipe), bi-tempered:t1:t2, tsallis:t1:t2, t-logistic:t, sce:alpha:beta, mae. @ fixes a rate, "
-            "as in mae@0.01. By default logistic, gce:0.7, bi-tempered, bi-tempered:0.8:1.2.",
+            "as in mae@0.01; an unknown name lists all. By default logistic, gce:0.7, bi-tempered, "
+            "bi-tempered:0.8:1.2.",
             show_default=False,
         ),
     ] = "logistic,gce:0.7,bi-tempered,bi-tempered:0.8:1.2",
@@ -75,7 +81,11 @@ def compare(
         str, typer.Option(help="symmetric (over the other classes), symmetric-all, pair-flip, or human (cifar100).")
     ] = "symmetric",
     network: Annotated[
-        str | None, typer.Option(help="mlp, mnist_cnn, resnet56 or resnet56-wide; without it, what suits the data set.")
+        str | None,
+        typer.Option(
+            help="mlp, mnist_cnn, resnet56 or resnet56-wide (an unknown name lists all); without it, what suits the "
+            "data set."
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs per noise level and loss.")] = 5,
     epochs: Annotated[
@@ -88,7 +98,9 @@ def compare(
             "four that suit the optimiser."
         ),
     ] = None,
-    label_column: Annotated[str, typer.Option(help="The column of a table that holds the labels.")] = "label",
+    label_column: Annotated[
+        str | None, typer.Option(help="The column of a table that holds the labels; without it, label.")
+    ] = None,
     test: Annotated[
         Path | None,
         typer.Option(
@@ -127,12 +139,12 @@ def compare(
 
     Writes compare.jsonl (one row per run), curves.jsonl (one per epoch),
     compare.md, compare.csv, compare.png, and the trials to the folder search.
-    If stopped, the same command continues, and repeats no run that is there.
+    If it is stopped, the same command continues; finished runs are kept.
     """
     try:
         from rich.console import Console
 
-        from bitempered.experiments import compare_report, report
+        from bitempered.experiments import cells, compare_report, report
         from bitempered.experiments.recipes import compare as recipe
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
@@ -142,7 +154,7 @@ def compare(
         request = recipe.request(
             dataset, contenders, None if noise is None else numbers("noise", noise), seeds, epochs,
             None if rates is None else numbers("rates", rates), noise_model, label_column, network,
-            None if test is None else str(test),
+            None if test is None else str(test), data_dir,
         )  # fmt: skip
     except ValueError as error:
         fail(str(error), 2)
@@ -151,8 +163,8 @@ def compare(
 
     with clear_errors(out):
         with progress_bar() as progress:
-            comparison, rows, tried = recipe.run(request, out, progress, device=device, data_dir=data_dir)
-        report.write(out, compare_report.pages(comparison, rows, tried, recipe.curves_of(out, rows)))
+            comparison, rows, tried = recipe.run(request, out, progress, device=device)
+        report.write(out, compare_report.pages(comparison, rows, tried, cells.curves_of(out, rows)))
 
     if as_json:
         print(json.dumps(rows, indent=1))
@@ -166,7 +178,11 @@ def compare(
         print(f"Written to {out}: compare.md, compare.csv, compare.png; {trained} (delete to train again)")
 
 
-@app.command()
+# A paragraph for each figure or table.
+ABOUT = "\n\n".join(f"{name}: {entry.about}" for name, entry in recipes.REPRODUCED.items())
+
+
+@app.command(help=f"Reproduce a figure or table of the paper.\n\n{ABOUT}")
 def reproduce(
     context: typer.Context,
     what: Annotated[str, typer.Argument(help=f"{', '.join(recipes.REPRODUCED)}.")],
@@ -191,24 +207,9 @@ def reproduce(
         Path | None, typer.Option(help="Folder for the results; without it, one in results, such as results/figure2.")
     ] = None,
 ) -> None:
-    """Reproduce a figure or table of the paper.
-
-    figure1: log_t, exp_t, and the loss of two classes for several temperatures.
-
-    figure2: a small net on noisy labels in the plane; under a minute on a CPU.
-
-    table1: both losses on MNIST or CIFAR-100 at several noise levels, after a search; half an hour on a GPU.
-
-    figure3: accuracy by epoch in the runs of table1.
-
-    table2: both losses on ImageNet, and the time the loss adds to a step; needs torchvision, and a GPU for days.
-
-    protocol-a, protocol-b: losses on CIFAR-100 with symmetric noise or human labels, as papers on noisy labels compare
-    them; needs a GPU, an hour of an H200 or less.
-    """
     if what not in recipes.REPRODUCED:
         fail(f"unknown figure or table {what!r}; choose from: {', '.join(recipes.REPRODUCED)}", 2)
-    takes = recipes.REPRODUCED[what]
+    takes = recipes.REPRODUCED[what].options
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     if useless := given - takes - {"what", "out"}:
@@ -225,11 +226,12 @@ def reproduce(
     except ValueError as error:
         fail(str(error), 2)
     out = out or Path("results") / plan.name
-    if "resume" in takes:
-        check_stopped(out, resume)
-    stopped = "run the same command with --resume to continue" if "resume" in takes else "nothing was written"
-    with clear_errors(out, stopped), progress_bar() as progress:
-        table = plan.make(out, progress)
+    after_ctrl_c = "run the same command with --resume to continue" if "resume" in takes else "nothing was written"
+    with clear_errors(out, after_ctrl_c):
+        if "resume" in takes and not resume and (unfinished := stopped(out)):
+            fail(f"a run was stopped: continue it with --resume, or delete {', '.join(map(str, unfinished))}", 1)
+        with progress_bar() as progress:
+            table = plan.make(out, progress)
     if table is not None:
         Console().print(table)
     print(f"Written to {out}: {plan.files}")
@@ -240,8 +242,8 @@ def report(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="A folder of rows, by its path or its name in results, such as table1-mnist; or compare, figure2, "
-            "figure3, table1, table2, protocol-a or protocol-b, for every folder in results that has its rows."
+            help="A folder of rows, by its path or its name in results, such as table1-mnist; or one of "
+            f"{', '.join(recipes.ROWS)}, for every folder in results that has its rows."
         ),
     ] = None,
     out: Annotated[
@@ -297,16 +299,17 @@ def bench(
     Writes cpu.jsonl, cpu.md and cpu.png, or gpu.*, case by case. Liger-Kernel and entmax take part if installed.
     """
     try:
-        from bitempered.experiments import bench
+        from bitempered.experiments.bench import run
+        from bitempered.experiments.recipes import bench as recipe
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
     device = choose_device(device)
-    plan = bench.quick(bench.PLANS[device]) if quick else bench.PLANS[device]
+    suite = recipe.quick(recipe.SUITES[device]) if quick else recipe.SUITES[device]
     out = out or Path("results/bench-quick" if quick else "benchmarks")
     with clear_errors(out, "the cases measured so far are kept"):
         out.mkdir(parents=True, exist_ok=True)
-        rows = bench.run(plan, device, out, lambda text: print(text, flush=True))
+        rows = run(suite, device, out, lambda text: print(text, flush=True))
     name = "gpu" if device == "cuda" else "cpu"
     print(f"Written to {out}: {name}.md, {name}.png and {name}.jsonl")
     failed = [f"{row['label']} at {row['rows']} x {row['classes']}" for row in rows if "failed" in row]
@@ -325,12 +328,6 @@ def in_words(options: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(options))
 
 
-def check_stopped(out: Path, resume: bool) -> None:
-    unfinished = sorted(out.glob("**/*.checkpoint"))
-    if unfinished and not resume:
-        fail(f"a run was stopped: continue it with --resume, or delete {', '.join(map(str, unfinished))}", 1)
-
-
 def choose_device(device: str | None) -> str:
     import torch
 
@@ -343,8 +340,8 @@ def choose_device(device: str | None) -> str:
 
 
 @contextmanager
-def clear_errors(out: Path, stopped: str = "run the same command to continue") -> Iterator[None]:
-    """Print one line for any error with a folder of results, and `stopped` after Ctrl-C."""
+def clear_errors(out: Path, after_ctrl_c: str = "run the same command to continue") -> Iterator[None]:
+    """Print one line for any error with a folder of results, and `after_ctrl_c` if it is stopped so."""
     from bitempered.experiments.checkpoints import BadCheckpoint
     from bitempered.experiments.files import BadRows
     from bitempered.experiments.sources import DataError
@@ -355,7 +352,7 @@ def clear_errors(out: Path, stopped: str = "run the same command to continue") -
             signal.signal(signal.SIGINT, signal.default_int_handler)
         yield
     except KeyboardInterrupt:
-        fail(f"stopped; {stopped} ({out})", 130)
+        fail(f"stopped; {after_ctrl_c} ({out})", 130)
     except OSError as error:
         fail(f"cannot use the folder {out}: {error}", 1)
     except ModuleNotFoundError as missing:

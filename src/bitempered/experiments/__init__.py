@@ -1,1 +1,1 @@
-"""Experiments as values: data, models, one training loop, recipes, and their reports."""
+"""Everything behind the command line: data, networks, training, runs, reports, and a recipe per figure or table."""

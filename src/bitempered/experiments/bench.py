@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,13 +29,13 @@ from torch import Tensor
 
 from bitempered import kernels
 from bitempered.experiments import bench_report
-from bitempered.experiments.files import Row, write_atomically, write_rows
-from bitempered.experiments.report import png
+from bitempered.experiments.files import Row, write_rows
+from bitempered.experiments.report import write
 from bitempered.experiments.runs import provenance, today
 from bitempered.kernels import cpu
 from bitempered.torch import bi_tempered_logistic_loss, linear_bi_tempered_logistic_loss, tempered_softmax
 
-__all__ = ["PLANS", "Case", "Plan", "quick", "run"]
+__all__ = ["Case", "Suite", "run"]
 
 Pair = tuple[float, float]
 PAIRS: tuple[Pair, ...] = ((0.8, 1.2), (0.5, 4.0))  # the paper's for CIFAR-100 and for MNIST
@@ -67,7 +67,7 @@ class Case(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Suite:
     """The cases, and for each `least` turns, then up to `most` while `seconds` last."""
 
     cases: tuple[Case, ...]
@@ -75,37 +75,6 @@ class Plan:
     most: int
     seconds: float
     compiled: bool = True  # time torch.compile as well
-
-
-CLASSES = (10, 100, 1000, 10_000, 32_000, 100_000, 256_000)
-CPU = (
-    *(Case(*shape) for shape in ((128, 10), (128, 1000), (1024, 1000), (256, 32000))),
-    Case(256, 1000, kind="softmax"),
-    *(Case(128, classes, sweep="classes") for classes in CLASSES),
-    *(Case(4**k, 1000, sweep="rows") for k in range(2, 8)),
-)
-CUDA = (
-    *(Case(*shape, dtype) for shape in ((8192, 32000), (4096, 128256)) for dtype in ("bfloat16", "float32")),
-    Case(4096, 1000),
-    Case(128, 10),
-    Case(8192, 128256, "bfloat16", "linear", features=4096),
-    Case(8192, 32000, kind="softmax"),
-    *(Case(4096, classes, sweep="classes") for classes in CLASSES),
-    *(Case(4**k // 2, 32000, sweep="rows") for k in range(4, 9)),
-)
-QUICK = (
-    *(Case(*shape) for shape in ((8, 10), (4, 300))),
-    Case(300, 16, kind="linear", features=4),
-    Case(4, 16, kind="softmax"),
-    *(Case(4, classes, sweep="classes") for classes in (16, 64)),
-    *(Case(rows, 16, sweep="rows") for rows in (4, 16)),
-)
-PLANS = {"cpu": Plan(CPU, least=15, most=2000, seconds=5.0), "cuda": Plan(CUDA, least=25, most=200, seconds=1.0)}
-
-
-def quick(plan: Plan) -> Plan:
-    """Take tiny cases and three turns: this shows that everything except torch.compile runs, not how fast."""
-    return replace(plan, cases=QUICK, least=3, most=3, compiled=False)
 
 
 class Contender(NamedTuple):
@@ -275,15 +244,15 @@ class Clock:
         call()
         return torch.cuda.max_memory_allocated() - there
 
-    def take_turns(self, calls: dict[str, Callable[[], Any]], plan: Plan) -> dict[str, list[float]]:
+    def take_turns(self, calls: dict[str, Callable[[], Any]], suite: Suite) -> dict[str, list[float]]:
         taken: dict[str, list[float]] = {label: [] for label in calls}
         gc.collect()
         gc.disable()  # as timeit does: after torch.compile a collection takes 0.2 s
         try:
-            turn, end = 0, time.perf_counter() + plan.seconds
-            while turn < plan.least or (turn < plan.most and time.perf_counter() < end):
+            turn, end = 0, time.perf_counter() + suite.seconds
+            while turn < suite.least or (turn < suite.most and time.perf_counter() < end):
                 for label in random.Random(turn).sample(list(calls), len(calls)):
-                    if turn < MIN_RUNS or sum(taken[label]) < plan.seconds:
+                    if turn < MIN_RUNS or sum(taken[label]) < suite.seconds:
                         taken[label].append(self.seconds(calls[label]))
                 turn += 1
         finally:
@@ -323,7 +292,7 @@ def errors(result: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> Row:
     }
 
 
-def measure(case: Case, plan: Plan, clock: Clock, say: Callable[[str], None]) -> list[Row]:
+def measure(case: Case, suite: Suite, clock: Clock, say: Callable[[str], None]) -> list[Row]:
     """Return a row for each contender: times, their ratios to the references' medians, memory, errors."""
     inputs, made = make(case, clock.device), []
     calls: dict[str, Callable[[], Any]] = {}
@@ -333,7 +302,7 @@ def measure(case: Case, plan: Plan, clock: Clock, say: Callable[[str], None]) ->
     wanted: dict[Pair | None, tuple[Tensor, Tensor]] = {}
     graphs = clock.cuda and case.kind == "loss"
     torch.compiler.reset()
-    for contender in contenders(case, clock.device, plan.compiled):
+    for contender in contenders(case, clock.device, suite.compiled):
         t1, t2 = contender.pair or (None, None)
         row = {"contender": contender.name, "label": contender.label, "t1": t1, "t2": t2} | case._asdict()
         made.append(row)
@@ -356,7 +325,7 @@ def measure(case: Case, plan: Plan, clock: Clock, say: Callable[[str], None]) ->
     wanted.clear()
     for warm_up in calls.values():
         clock.seconds(warm_up)
-    taken = clock.take_turns(calls, plan)
+    taken = clock.take_turns(calls, suite)
     return [row | summary(row, taken) for row in made]
 
 
@@ -408,26 +377,26 @@ def benchmark_provenance(device: str) -> Row:
     return made | {"compiler": version.splitlines()[0]}
 
 
-def run(plan: Plan, device: str, out: Path, say: Callable[[str], None]) -> list[Row]:
+def run(suite: Suite, device: str, out: Path, say: Callable[[str], None]) -> list[Row]:
     """Measure every case, and write rows and tables as they come: gpu.* or cpu.* in the folder `out`."""
     start, name, made_by = time.perf_counter(), "gpu" if device == "cuda" else "cpu", benchmark_provenance(device)
     rows: list[Row] = []
     say(", ".join(f"{key} {value}" for key, value in made_by.items()))
     if device == "cuda":  # many processes fill the cache on disk; one alone would compile for minutes
-        workers = min(len(plan.cases), os.cpu_count() or 1, 14)
+        workers = min(len(suite.cases), os.cpu_count() or 1, 14)
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-            for case, done in [(case, pool.submit(compile_ahead, case, plan.compiled)) for case in plan.cases]:
+            for case, done in [(case, pool.submit(compile_ahead, case, suite.compiled)) for case in suite.cases]:
                 if error := done.exception():
                     say(f"not compiled ahead: {case}: {error}")
         say(f"{time.perf_counter() - start:5.1f} s  compiled")
     clock = Clock(device)
-    for case in plan.cases:
-        rows += [row | made_by for row in measure(case, plan, clock, say)]
+    for case in suite.cases:
+        rows += [row | made_by for row in measure(case, suite, clock, say)]
         if clock.cuda:
             gc.collect()  # tracebacks may still hold tensors
             torch.cuda.empty_cache()
         write_rows(out / f"{name}.jsonl", rows)
-        write_atomically(out / f"{name}.md", bench_report.markdown(rows, name).encode())
+        write(out, {f"{name}.md": bench_report.markdown(rows, name).encode()})
         say(f"{time.perf_counter() - start:5.1f} s  {case}")
-    write_atomically(out / f"{name}.png", png(bench_report.figure(rows)))
+    write(out, bench_report.pages(rows, name))
     return rows

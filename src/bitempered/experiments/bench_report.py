@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from matplotlib.figure import Figure
 
 from bitempered.experiments.files import Row
-from bitempered.experiments.report import grid
+from bitempered.experiments.report import Pages, grid, made_with, png
 
-__all__ = ["figure", "markdown"]
+__all__ = ["figure", "markdown", "pages"]
 
 GRAPH = ", CUDA graph"
-MADE_BY = (
+MADE_WITH = (
     "bitempered",
     "commit",
     "torch",
@@ -44,6 +44,11 @@ ON_GPU = """\
   writes the gradient over the logits.
 - Times are between two CUDA events around the call, launches from Python included, after 2 ms of the same call and a
   flush of the L2 cache. A CUDA graph's and the copy's are the device's alone."""
+
+
+def pages(rows: list[Row], name: str) -> Pages:
+    """Return the files rendered from the rows of `name`.jsonl."""
+    return {f"{name}.md": markdown(rows, name).encode(), f"{name}.png": png(figure(rows))}
 
 
 def by_case(rows: Iterable[Row]) -> list[list[Row]]:
@@ -136,10 +141,8 @@ def markdown(rows: list[Row], name: str) -> str:
         if points := [row for row in rows if row["sweep"] == sweep]:
             title = f"Growth with {sweep}, {points[0][fixed]:,} {fixed}, {points[0]['dtype']}"
             lines += ["", f"## {title}: µs (ns per logit)", "", *growth(points, sweep)]
-    made_by = ", ".join(f"{column} {rows[0][column]}" for column in MADE_BY if column in rows[0])
-    return "\n".join(
-        [*lines, "", f"{made_by}, {rows[0]['date']}. Every figure: {name}.jsonl.", "", f"![]({name}.png)", ""]
-    )
+    made = f"{made_with(rows[0], MADE_WITH)}. Every figure: {name}.jsonl."
+    return "\n".join([*lines, "", made, "", f"![]({name}.png)", ""])
 
 
 def figure(rows: list[Row]) -> Figure:

@@ -2,29 +2,28 @@
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import cache, partial
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from bitempered import noise
 from bitempered.experiments.checkpoints import Checkpoint
-from bitempered.experiments.data import Dataset, Split, fingerprint, load_human_labels
+from bitempered.experiments.data import Dataset, HumanLabels, Split, fingerprint
 from bitempered.experiments.datasets import DATASETS, check, is_table, read
-from bitempered.experiments.files import value
+from bitempered.experiments.files import read_rows, value
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
-from bitempered.experiments.runs import Job, Progress, Row, identity, make
+from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, one_thread, plain
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import METRICS, Member, Training, train
 
-__all__ = ["NOISE", "Cell", "Comparison", "run"]
+__all__ = ["FIXED", "NOISE", "VARYING", "Cell", "Comparison", "Stages", "curves_of", "read_data", "recipe_of", "run"]
 
-make_loss = cache(Loss)  # a loss evaluates itself when it is made, and there are many rows
 NOISE = ("symmetric", "symmetric-all", "pair-flip", "human")
+VARYING = ("noise", "loss", "numbers", "schedule", "rescale", "learning_rate", "seed")  # among runs of one comparison
+FIXED = ("dataset", "noise_model", "label_column", "test_file", "rows", *(field.name for field in fields(Training)))
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,7 @@ class Cell:
     @classmethod
     def of(cls, row: Row) -> "Cell":
         """Return the cell of a row."""
-        schedule = value(row, "schedule")
-        loss = make_loss(row["loss"], tuple(row["numbers"]), schedule and tuple(schedule), value(row, "rescale"))
-        return cls(loss, row["noise"], row["learning_rate"])
+        return cls(Loss.of(row), row["noise"], row["learning_rate"])
 
 
 @dataclass(frozen=True)
@@ -77,20 +74,86 @@ class Comparison:
             raise ValueError("there must be at least one seed")
         if self.noise_model not in NOISE:
             raise ValueError(f"unknown noise model {self.noise_model!r}; choose from: {', '.join(NOISE)}")
-        labelled = [name for name, entry in DATASETS.items() if entry.human_labels]
-        if self.noise_model == "human" and self.dataset not in labelled:
+        if self.noise_model == "human" and self.human_labels is None:
+            labelled = [name for name, entry in DATASETS.items() if entry.human_labels]
             raise ValueError(f"{self.dataset} has no human labels; choose from: {', '.join(labelled)}")
+
+    @property
+    def human_labels(self) -> HumanLabels | None:
+        return DATASETS[self.dataset].human_labels if self.dataset in DATASETS else None
 
     def setting(self, cell: Cell, seed: int) -> Row:
         """Return what a run depends on, by the keys of its row."""
         return {
-            "dataset": self.dataset, "noise_model": self.noise_model, "noise": cell.noise, "loss": cell.loss.name,
-            "numbers": list(cell.loss.numbers), "schedule": cell.loss.schedule and list(cell.loss.schedule),
-            "rescale": cell.loss.rescale, "learning_rate": cell.rate, "seed": seed, "rows": self.rows,
+            "dataset": self.dataset, "noise_model": self.noise_model, "noise": cell.noise, **cell.loss.row(),
+            "learning_rate": cell.rate, "seed": seed, "rows": self.rows,
             **({"label_column": self.label_column, "test_file": self.test_file} if is_table(self.dataset) else {}),
-            **{name: list(value) if isinstance(value, tuple) else value
-               for name, value in asdict(self.training).items() if value != float("inf")},
+            **plain(self.training),
         }  # fmt: skip
+
+    def epochs(self, data: Dataset) -> int:
+        """Return the number of epochs of each run."""
+        return self.training.length(len(range(data.training_rows)[: self.rows]))
+
+    def work(self, data: Dataset) -> int:
+        """Return the number of epochs of all runs together."""
+        return len(self.seeds) * self.epochs(data) * len(self.cells)
+
+
+def recipe_of(rows: list[Row]) -> Comparison:
+    """Return the comparison that rows belong to."""
+    first = rows[0]
+    found = dict.fromkeys(Cell.of(row) for row in rows)
+    values = {field.name: value(first, field.name) for field in fields(Training)}
+    return Comparison(
+        first["dataset"], Training(**values | {"stairs": tuple(first["stairs"])}),
+        tuple(sorted(found, key=lambda cell: cell.noise)), tuple(sorted({row["seed"] for row in rows})),
+        first["noise_model"], first.get("label_column", "label"), first["rows"], first.get("test_file"),
+    )  # fmt: skip
+
+
+def curves_of(folder: Path, rows: list[Row]) -> list[Row]:
+    """Return the metrics by epoch of these rows, in their order; curves.jsonl may also hold those of others."""
+
+    def key(row: Row) -> str:
+        return str([value(row, name) for name in (*VARYING, *FIXED, "data")])
+
+    kept = {key(curve): curve for curve in read_rows(folder / "curves.jsonl")}
+    return [kept[key(row)] for row in rows if key(row) in kept]
+
+
+def read_data(recipe: Comparison, data_dir: Path | None) -> Dataset:
+    """Read the data of a comparison; raise a DataError if its network does not take rows like these."""
+    data = read(recipe.dataset, data_dir, recipe.label_column, recipe.test_file)
+    takes, shape = NETWORKS[recipe.training.network].image, data.rest[0].shape[1:]
+    if takes is not None and takes != shape:
+        fitting = [name for name, other in NETWORKS.items() if other.image in (None, shape)]
+        raise DataError(
+            f"{recipe.training.network} takes images of shape {takes}, and the rows of {recipe.dataset} have shape"
+            f" {shape}; choose from: {', '.join(fitting)}"
+        )
+    return data
+
+
+@dataclass
+class Stages:
+    """Runs comparisons of the same data one after the other, as one piece of work."""
+
+    data: Dataset
+    work: int  # of all comparisons
+    progress: Progress
+    device: str
+    data_dir: Path | None
+    done: int = 0
+
+    def run(self, recipe: Comparison, folder: Path, name: str, what: str = "") -> list[Row]:
+        """Run a comparison, see `run`; `what` is its purpose, shown before its progress."""
+        before, self.done = self.done, self.done + recipe.work(self.data)
+
+        def tell(done: int, of: int, text: str) -> None:
+            self.progress(before + done * len(recipe.cells), self.work, f"{what}{text}")
+
+        return run(recipe, folder, tell, name=name, device=self.device, data_dir=self.data_dir, data=self.data)
 
 
 def run(
@@ -105,45 +168,23 @@ def run(
 ) -> list[Row]:
     """Make the runs that `folder` lacks and return the rows of all, seed by seed in the order of the cells.
 
-    All cells of a seed train together. `runs.make` describes the folder; its rows are in `name`.jsonl. `data` is the
-    recipe's, if it has been read.
+    All cells of a seed train together. `runs.make` describes the folder; its rows are in `name`.jsonl. `data` is what
+    `read_data` returns, if it has been read.
     """
-    data = data or read(recipe.dataset, data_dir, recipe.label_column, recipe.test_file)
-    check_network(recipe, data)
+    data = data or read_data(recipe, data_dir)
+    epochs = recipe.epochs(data)
 
     def job(seed: int) -> Job:
         split, members, runs = prepare(recipe, data, seed, data_dir)
-        epochs = recipe.training.length(len(split.train[0]))
 
-        def tell(done: int, epoch: int, text: str) -> None:
-            progress(done * epochs + epoch, len(recipe.seeds) * epochs, f"seed {seed}: {text}")
+        def train_cells(places: list[int], checkpoints: list[Checkpoint], tell: Tell) -> tuple[list[Row], list[Row]]:
+            return run_seed(recipe, split, [members[i] for i in places], seed, tell, device, checkpoints[0])
 
-        def train_cells(places: list[int], checkpoints: list[Checkpoint], done: int) -> tuple[list[Row], list[Row]]:
-            fleet = [members[place] for place in places]
-            return run_seed(recipe, split, fleet, seed, partial(tell, done), device, checkpoints[0])
+        return Job(f"seed{seed}", runs, train_cells, epochs)
 
-        return Job(f"seed{seed}", runs, train_cells, lambda done: tell(done, 0, "another process is training it"))
-
-    threads = torch.get_num_threads()
-    if device == "cpu" and NETWORKS[recipe.training.network].flat:
-        # Layers this small gain nothing from a second thread (and lose much if cores are shared). One thread adds in
-        # one order: the same numbers on any number of cores.
-        torch.set_num_threads(1)
-    try:
-        return make([partial(job, seed) for seed in recipe.seeds], folder, name, device)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def check_network(recipe: Comparison, data: Dataset) -> None:
-    """Raise a DataError if the network does not take rows like these."""
-    takes, shape = NETWORKS[recipe.training.network].image, data.rest[0].shape[1:]
-    if takes is not None and takes != shape:
-        fitting = [name for name, other in NETWORKS.items() if other.image in (None, shape)]
-        raise DataError(
-            f"{recipe.training.network} takes images of shape {takes}, and the rows of {recipe.dataset} have shape"
-            f" {shape}; choose from: {', '.join(fitting)}"
-        )
+    # Layers this small gain nothing from a second thread (and lose much if cores are shared).
+    with one_thread(device == "cpu" and NETWORKS[recipe.training.network].flat):
+        return make([partial(job, seed) for seed in recipe.seeds], folder, name, progress, device=device)
 
 
 def prepare(
@@ -167,14 +208,14 @@ def run_seed(
     split: Split,
     members: list[Member],
     seed: int,
-    tell: Callable[[int, str], None],
+    tell: Tell,
     device: str,
     checkpoint: Checkpoint,
 ) -> tuple[list[Row], list[Row]]:
     """Train the members together; return their results and their curves."""
 
     def on_epoch(epoch: int, metrics: Row) -> None:
-        tell(epoch, f"epoch {epoch}, validation accuracy {sum(metrics['validation']) / len(members):.1%}")
+        tell(epoch, f"seed {seed}: epoch {epoch}, validation accuracy {sum(metrics['validation']) / len(members):.1%}")
 
     metrics = train(recipe.training, members, split, seed=seed, device=device, on_epoch=on_epoch, checkpoint=checkpoint)
     last, results, curves = metrics[-1], [], []
@@ -214,7 +255,8 @@ def corrupt(
     """Return the labels for training and validation."""
     rng, labels = np.random.default_rng(seed), (split.train[1], split.validation[1])
     if recipe.noise_model == "human":
-        return human_labels(split, data_dir)
+        assert recipe.human_labels is not None
+        return read_human_labels(recipe.human_labels, split, data_dir)
     if recipe.noise_model == "pair-flip":
         noisy = [noise.pair_flip(part, cell.noise, rng=rng, num_classes=split.num_classes) for part in labels]
     else:
@@ -226,12 +268,12 @@ def corrupt(
     return noisy[0], noisy[1]
 
 
-def human_labels(split: Split, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels that people gave to the images of a split."""
+def read_human_labels(source: HumanLabels, split: Split, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels that people gave to the training and validation rows of a split."""
     assert split.rows is not None
     clean = np.empty(sum(map(len, split.rows)), dtype=np.int64)
     for rows, (_, labels) in zip(split.rows, (split.train, split.validation), strict=True):
         clean[rows] = labels
-    noisy = load_human_labels(clean, data_dir)
+    noisy = source.read(clean, data_dir)
     train, validation = (noisy[rows] for rows in split.rows)
     return train, validation

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 
 from bitempered.experiments.files import write_atomically
 
-__all__ = ["BadCheckpoint", "Checkpoint", "pack", "unpack"]
+__all__ = ["BadCheckpoint", "Checkpoint", "Due", "pack", "unpack"]
 
 DIGEST_BYTES = 32
+SAVE_SECONDS = 30  # between two checkpoints, at least: those of three ResNet-34s have half a gigabyte
 
 
 class BadCheckpoint(Exception):
@@ -53,6 +55,20 @@ class Checkpoint:
             raise
         except Exception as error:  # torch.load can raise anything, such as an OSError for half a file
             raise BadCheckpoint(f"{self.path} is not a checkpoint, or is damaged; delete it to train again") from error
+
+
+class Due:
+    """Says when to save: after an epoch, if the last time is `SAVE_SECONDS` ago."""
+
+    def __init__(self) -> None:
+        self.saved = time.perf_counter()
+
+    def __call__(self) -> bool:
+        now = time.perf_counter()
+        due = now - self.saved > SAVE_SECONDS
+        if due:
+            self.saved = now
+        return due
 
 
 def pack(state: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Rows and labels, split into training, validation and test parts."""
+"""A data set in memory: its training, validation and test rows, their hash, and labels that people gave."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,17 +11,7 @@ from sklearn.model_selection import train_test_split
 from bitempered import noise
 from bitempered.experiments.sources import DataError
 
-__all__ = [
-    "Dataset",
-    "Part",
-    "Ring",
-    "Split",
-    "divide",
-    "fingerprint",
-    "human_labels_file",
-    "load_human_labels",
-    "ring",
-]
+__all__ = ["Dataset", "HumanLabels", "Part", "Split", "divide", "fingerprint"]
 
 Part = tuple[np.ndarray, np.ndarray]  # features (n, d) float32 or images (n, c, h, w) uint8, labels (n,) int64
 
@@ -110,20 +100,27 @@ def fingerprint(*arrays: np.ndarray) -> str:
     return digest.hexdigest()[:16]
 
 
-def load_human_labels(labels: np.ndarray, data_dir: Path | None) -> np.ndarray:
-    """Return the labels that people gave to CIFAR-100's training images, for all of them in published order."""
-    try:
-        return noise.from_file(labels, human_labels_file(data_dir), num_classes=100)
-    except (OSError, ValueError) as error:
-        raise DataError(str(error)) from error
+@dataclass(frozen=True)
+class HumanLabels:
+    """The labels that people gave to the training rows of a data set, in a file that is not downloaded."""
 
+    file: str  # in the data folder, or in its subfolder
+    subfolder: str
+    num_classes: int
+    wrong: float  # the fraction of them
 
-def human_labels_file(data_dir: Path | None) -> Path:
-    """Return the path of cifar100n.npz, in the data folder or its subfolder cifar-100n."""
-    if data_dir is None:
-        raise DataError("human labels are read from cifar100n.npz in a folder that you name with --data-dir")
-    paths = [data_dir / "cifar100n.npz", data_dir / "cifar-100n" / "cifar100n.npz"]
-    return next((path for path in paths if path.exists()), paths[0])
+    def path(self, data_dir: Path | None) -> Path:
+        if data_dir is None:
+            raise DataError(f"human labels are read from {self.file} in a folder that you name with --data-dir")
+        paths = [data_dir / self.file, data_dir / self.subfolder / self.file]
+        return next((path for path in paths if path.exists()), paths[0])
+
+    def read(self, labels: np.ndarray, data_dir: Path | None) -> np.ndarray:
+        """Return them for all training rows in published order, whose own labels are `labels`."""
+        try:
+            return noise.from_file(labels, self.path(data_dir), num_classes=self.num_classes)
+        except (OSError, ValueError) as error:
+            raise DataError(str(error)) from error
 
 
 def divide(name: str, features: np.ndarray, labels: np.ndarray, rows: int, seed: int) -> tuple[Part, Part]:
@@ -137,34 +134,3 @@ def divide(name: str, features: np.ndarray, labels: np.ndarray, rows: int, seed:
             f"{name}: cannot set {rows} of {len(labels)} rows aside with their share of each class: {error}"
         ) from error
     return (rest_x, rest_y), (aside_x, aside_y)
-
-
-@dataclass(frozen=True)
-class Ring:
-    """Points of the plane, (n, 2) float32; labels, (n,) int64; distances from the boundary, (n,), positive inside."""
-
-    points: np.ndarray
-    labels: np.ndarray
-    margin: np.ndarray
-
-
-def ring(n: int, seed: int, *, disc: float = 1.0, inner: float = 1.0, outer: float = 1.5) -> Ring:
-    """Draw the paper's illustration: a disc, class 1, in a ring of radii `inner` to `outer`, class 0.
-
-    Each class has half of the points, uniformly distributed. The boundary is in the middle between disc and ring.
-
-    >>> drawn = ring(4, seed=0)
-    >>> drawn.labels.tolist(), ((drawn.margin > 0) == (drawn.labels == 1)).all()
-    ([0, 1, 0, 1], np.True_)
-
-    Reference: Amid, Warmuth, Anil, Koren, section 1.2 and figure 2 (the paper states no formula).
-    """
-    if not 0 < disc <= inner < outer:
-        raise ValueError(f"a ring needs 0 < disc <= inner < outer, got {disc}, {inner} and {outer}")
-    rng = np.random.default_rng(seed)
-    labels = np.arange(n) % 2
-    least, most = np.where(labels == 1, 0, inner), np.where(labels == 1, disc, outer)
-    radius = np.sqrt(rng.uniform(least**2, most**2))
-    angle = rng.uniform(0, 2 * np.pi, n)
-    points = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    return Ring(points.astype(np.float32), labels.astype(np.int64), (disc + inner) / 2 - radius)

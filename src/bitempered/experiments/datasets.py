@@ -1,4 +1,4 @@
-"""The data sets by name. To add one, write a reader in its own file and add an entry to `DATASETS`."""
+"""The registered data sets, by name, and tables by path. To add one, write a reader and add an entry to `DATASETS`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from bitempered.experiments.data import Dataset, Part, Split, divide
+from bitempered.experiments.data import Dataset, HumanLabels, Part, Split, divide
 from bitempered.experiments.sources import (
     CIFAR100,
     FASHION_MNIST,
@@ -21,13 +21,24 @@ from bitempered.experiments.sources import (
 )
 from bitempered.experiments.train import Training
 
-__all__ = ["DATASETS", "Entry", "check", "default_training", "digits", "is_table", "load", "read", "read_parts"]
+__all__ = [
+    "CIFAR100N",
+    "DATASETS",
+    "DatasetEntry",
+    "check",
+    "default_training",
+    "digits",
+    "is_table",
+    "load",
+    "read",
+    "read_parts",
+]
 
 Parts = tuple[Part, Part]  # rows to train and validate on, and test rows
 
 
 @dataclass(frozen=True)
-class Entry:
+class DatasetEntry:
     """A data set: its source, its contents, and its default training."""
 
     source: Source | None  # None: no files are needed
@@ -35,7 +46,7 @@ class Entry:
     num_classes: int
     training: Training
     validation_rows: int = 5_000  # half as many as the images of a test set
-    human_labels: bool = False  # whether CIFAR-N has labels for it
+    human_labels: HumanLabels | None = None
 
 
 def read_digits(paths: list[Path], test_seed: int = 2019) -> Parts:
@@ -53,7 +64,7 @@ def read_mnist(paths: list[Path]) -> Parts:
         if images.shape != (*labels.shape, 28, 28) or not labels.size or labels.max() > 9:
             raise DataError(
                 f"{images_file} and {labels_file} must hold n images of 28 x 28 and n labels from 0 to 9, "
-                f"got shapes {images.shape} and {labels.shape}; get them again"
+                f"got shapes {images.shape} and {labels.shape}; download them again"
             )
         parts.append((images[:, None], labels.astype(np.int64)))
     return parts[0], parts[1]
@@ -64,17 +75,20 @@ def read_cifar100(paths: list[Path]) -> Parts:
     return read_cifar(paths[0], "train"), read_cifar(paths[0], "test")
 
 
+CIFAR100N = HumanLabels("cifar100n.npz", "cifar-100n", 100, wrong=0.402)
 DATASETS = {
-    "digits": Entry(None, read_digits, 10, Training("mlp", "adam", epochs=150, batch_size=125), validation_rows=500),
-    "mnist": Entry(MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500)),
-    "fashion-mnist": Entry(FASHION_MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500)),
-    "cifar100": Entry(
+    "digits": DatasetEntry(
+        None, read_digits, 10, Training("mlp", "adam", epochs=150, batch_size=125), validation_rows=500
+    ),
+    "mnist": DatasetEntry(MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500)),
+    "fashion-mnist": DatasetEntry(FASHION_MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500)),
+    "cifar100": DatasetEntry(
         CIFAR100, read_cifar100, 100,
         Training(
             "resnet56", "sgd", epochs=200, steps=50_000, stairs=(0.5, 0.75), warmup=1_000, weight_decay=5e-4, clip=1.0,
             augment=True,
         ),
-        human_labels=True,
+        human_labels=CIFAR100N,
     ),
 }  # fmt: skip
 TABLES = (".csv", ".parquet")

@@ -4,16 +4,30 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ADDED", "BadRows", "Row", "append_rows", "lock", "read_rows", "value", "write_atomically", "write_rows"]
+__all__ = [
+    "ADDED",
+    "BadRows",
+    "Row",
+    "append_rows",
+    "lock",
+    "read_rows",
+    "stopped",
+    "value",
+    "write_atomically",
+    "write_rows",
+]
 
+WAIT_SECONDS = 0.05  # between two looks at a lock
 Row = dict[str, Any]  # one result, with everything it depends on
-ADDED: Row = {"schedule": None, "rescale": False, "test_file": None}  # what rows without these names were made with
+# What rows without these names were made with.
+ADDED: Row = {"schedule": None, "rescale": False, "test_file": None, "clip": None}
 
 
 def value(row: Row, name: str) -> Any:
@@ -40,28 +54,36 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def open_locked(path: Path, *, wait: bool = True) -> Iterator[FileIO | None]:
-    """Lock and open a file, creating it if necessary; yield None if another process holds it and we do not wait.
+def open_locked(path: Path, *, on_wait: Callable[[], object] | None = lambda: None) -> Iterator[FileIO | None]:
+    """Lock and open a file, creating it if necessary.
 
-    The lock ends with the process, even if it is killed.
+    While another process holds it, `on_wait` is called again and again; without it, None is yielded at once. The lock
+    ends with the process, even if it is killed.
     """
     while True:
         with path.open("ab+", buffering=0) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                yield None
-                return
+                if on_wait is None:
+                    yield None
+                    return
+                on_wait()
+                time.sleep(WAIT_SECONDS)
+                continue
             if os.fstat(file.fileno()).st_nlink:  # else its last holder removed it while this process waited
                 yield file
                 return
 
 
 @contextmanager
-def lock(folder: Path, name: str, *, wait: bool) -> Iterator[bool]:
-    """Let one process at a time make the files `name`-* in a folder; yield whether it is this one."""
+def lock(folder: Path, name: str, on_wait: Callable[[], object] | None) -> Iterator[bool]:
+    """Let one process at a time make the files `name`-* in a folder; yield whether it is this one.
+
+    `on_wait` is that of `open_locked`.
+    """
     path = folder / f".{name}.lock"
-    with open_locked(path, wait=wait) as file:
+    with open_locked(path, on_wait=on_wait) as file:
         if file is None:
             yield False
             return
@@ -71,6 +93,16 @@ def lock(folder: Path, name: str, *, wait: bool) -> Iterator[bool]:
             yield True
         finally:
             path.unlink(missing_ok=True)
+
+
+def stopped(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder and below it that no process is using."""
+    found = []
+    for path in sorted(folder.glob("**/*.checkpoint")):
+        with lock(path.parent, path.name.rpartition("-")[0], None) as held:
+            if held:
+                found.append(path)
+    return found
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,11 +23,11 @@ from torch.utils.data import DataLoader, Dataset
 from bitempered.experiments import networks
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.runs import Row, identity
+from bitempered.experiments.runs import Row, Tell, identity
 from bitempered.experiments.sources import DataError, first_names
 from bitempered.experiments.train import rate_factors
 
-__all__ = ["Data", "Images", "Learner", "Run", "Training", "read_folder"]
+__all__ = ["Data", "ImageFiles", "ImagenetRun", "ImagenetTraining", "Learner", "read_folder"]
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, red, green, blue
@@ -35,7 +35,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclass(frozen=True)
-class Training:
+class ImagenetTraining:
     """The settings of a run: SGD with momentum, decay on filters and matrices only."""
 
     network: str  # "resnet18" or "resnet50"
@@ -52,21 +52,25 @@ class Training:
     def identity(self, loss: Loss, seed: int, data: "Data") -> Row:
         """Return what a run depends on, by the keys of its row."""
         setting = {
-            "network": self.network, "loss": loss.name, "numbers": list(loss.numbers), "seed": seed,
-            "learning_rate": self.rate, "epochs": self.epochs, "batch_size": self.batch_size,
-            "micro_batch": self.micro_batch, "stairs": list(self.stairs), "warmup": self.warmup,
-            "momentum": self.momentum, "weight_decay": self.weight_decay, "size": self.size,
+            "network": self.network, **loss.row(), "seed": seed, "learning_rate": self.rate, "epochs": self.epochs,
+            "batch_size": self.batch_size, "micro_batch": self.micro_batch, "stairs": list(self.stairs),
+            "warmup": self.warmup, "momentum": self.momentum, "weight_decay": self.weight_decay, "size": self.size,
             "classes": data.classes, "train_images": len(data.train.names),
             "validation_images": len(data.validation.names),
         }  # fmt: skip
         return identity(setting, data.digest)
+
+    def steps(self, data: "Data") -> int:
+        """Return the number of steps of a run, which leaves out the images that do not fill a batch."""
+        images = len(data.train.names)
+        return self.epochs * (images // min(self.batch_size, images))
 
 
 # Images
 
 
 @dataclass(frozen=True, eq=False)
-class Images(Dataset[tuple[Tensor, Tensor] | DataError]):
+class ImageFiles(Dataset[tuple[Tensor, Tensor] | DataError]):
     """The image files of a part. An item is a micro-batch: images `(n, size, size, 3)` uint8 and labels `(n,)`."""
 
     folder: Path
@@ -121,8 +125,8 @@ def random_box(width: int, height: int, *, rng: np.random.Generator) -> Box:
 class Data:
     """Training and validation images, the number of classes, and a hash of names and sizes (pixels take too long)."""
 
-    train: Images
-    validation: Images
+    train: ImageFiles
+    validation: ImageFiles
     classes: int
     digest: str
 
@@ -134,8 +138,8 @@ def read_folder(data_dir: Path | None, size: int, images: int | None) -> Data:
     """
     if data_dir is None:
         raise DataError(
-            "ImageNet is not downloaded: name with --data-dir a folder that has train/CLASS/*.JPEG and "
-            "val/CLASS/*.JPEG (from image-net.org, which asks for a registration)"
+            "ImageNet must be downloaded by hand, from image-net.org after registration: with --data-dir, name a "
+            "folder that has train/CLASS/*.JPEG and val/CLASS/*.JPEG"
         )
     try:
         found = {part: list_images(data_dir / part) for part in ("train", "val")}
@@ -157,7 +161,7 @@ def read_folder(data_dir: Path | None, size: int, images: int | None) -> Data:
                 digest.update(b"%s/%s %d\n" % (part.encode(), name, length))
         except OSError as error:
             raise DataError(f"cannot read {data_dir}: {error}") from error
-        parts.append(Images(data_dir / part, names, np.array([label for _, label in named]), size))
+        parts.append(ImageFiles(data_dir / part, names, np.array([label for _, label in named]), size))
     return Data(parts[0], parts[1], len(train), digest.hexdigest()[:16])
 
 
@@ -188,7 +192,7 @@ def workers(device: torch.device) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def batches(images: Images, rows: list[list[int]], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(images: ImageFiles, rows: list[list[int]], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Read the rows list by list, ahead of time, and move them to the device."""
     loader = DataLoader(
         images, batch_size=None, sampler=rows, num_workers=min(workers(device), len(rows)),
@@ -207,7 +211,7 @@ def batches(images: Images, rows: list[list[int]], device: torch.device) -> Iter
 class Learner:
     """A network and its optimiser on one device; in bfloat16 over float32 weights on a GPU."""
 
-    def __init__(self, training: Training, classes: int, seed: int, device: torch.device) -> None:
+    def __init__(self, training: ImagenetTraining, classes: int, seed: int, device: torch.device) -> None:
         self.device = device
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -240,20 +244,18 @@ class Learner:
         self.optimizer.zero_grad()
 
 
-class Run:
+class ImagenetRun:
     """One loss and one seed: epochs, metrics, checkpoints."""
 
-    def __init__(self, training: Training, loss: Loss, seed: int, data: Data, device: torch.device) -> None:
+    def __init__(self, training: ImagenetTraining, loss: Loss, seed: int, data: Data, device: torch.device) -> None:
         self.training, self.loss, self.seed, self.data, self.device = training, loss, seed, data, device
         self.learner = Learner(training, data.classes, seed, device)
         self.metrics: list[Row] = []
         self.batch = min(training.batch_size, len(data.train.names))
-        self.per_epoch = len(data.train.names) // self.batch
-        self.rates = (
-            rate_factors(training.epochs * self.per_epoch, training.stairs, training.warmup).double() * training.rate
-        )
+        self.per_epoch = training.steps(data) // training.epochs
+        self.rates = rate_factors(training.steps(data), training.stairs, training.warmup).double() * training.rate
 
-    def train(self, checkpoint: Checkpoint, on_step: Callable[[int, str], None]) -> list[Row]:
+    def train(self, checkpoint: Checkpoint, on_step: Tell) -> list[Row]:
         """Train to the end, from the checkpoint if there is one; return the metrics of each epoch."""
         checkpoint.load(self.restore, self.device)
         started = time.perf_counter() - sum(row["seconds"] for row in self.metrics[-1:])
@@ -268,14 +270,14 @@ class Run:
                 }
             )
             checkpoint.save(self.state())
-            on_step(number * self.per_epoch, self.says())
+            on_step(number * self.per_epoch, self.status())
         return self.metrics
 
-    def says(self) -> str:
+    def status(self) -> str:
         done = f": top-1 {self.metrics[-1]['top1']:.1%} after epoch {len(self.metrics)}" if self.metrics else ""
         return f"seed {self.seed}, {self.loss}{done}"
 
-    def epoch(self, number: int, on_step: Callable[[int, str], None]) -> float:
+    def epoch(self, number: int, on_step: Tell) -> float:
         """Train for one epoch; return the mean loss."""
         images = replace(self.data.train, draw=(self.seed, number))
         order = torch.from_numpy(np.random.default_rng((0, self.seed, number)).permutation(len(images.names)))
@@ -287,7 +289,7 @@ class Run:
             for _ in self.split(batch):
                 total += self.learner.add(self.loss, *next(reader), of=self.batch)
             self.learner.update(self.rates[step].item())
-            on_step(step + 1, self.says())
+            on_step(step + 1, self.status())
         return total.item() / self.per_epoch
 
     def split(self, rows: Tensor) -> tuple[Tensor, ...]:

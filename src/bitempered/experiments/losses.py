@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bitempered.core import scales
+from bitempered.experiments.files import Row, value
 from bitempered.schedules import anneal
 from bitempered.torch import baselines, bi_tempered_logistic_loss
 
@@ -72,6 +74,24 @@ class Loss:
         except ValueError as error:
             raise ValueError(f"cannot use the loss {text!r}: {error}") from None
 
+    @classmethod
+    def of(cls, row: Row) -> "Loss":
+        """Return the loss of a row of results."""
+        schedule = value(row, "schedule")
+        return _made(row["loss"], tuple(row["numbers"]), schedule and tuple(schedule), value(row, "rescale"))
+
+    def row(self) -> Row:
+        """Return what a row says of the loss.
+
+        >>> loss = Loss("bi-tempered", (0.5, 4.0), schedule=(0, 10))
+        >>> Loss.of(loss.row()) == loss
+        True
+        """
+        return {
+            "loss": self.name, "numbers": list(self.numbers), "schedule": self.schedule and list(self.schedule),
+            "rescale": self.rescale,
+        }  # fmt: skip
+
     def __str__(self) -> str:
         numbers = f" ({', '.join(f'{number:g}' for number in self.numbers)})" if self.numbers else ""
         rescaled = {False: "", True: ", rescaled", "logits": ", logits rescaled"}[self.rescale]
@@ -96,3 +116,6 @@ class Loss:
         if self.rescale == "logits":
             after = 1 / before
         return after * function(before * logits, target, **options, reduction="none")
+
+
+_made = cache(Loss)  # a loss evaluates itself when it is made, and there are many rows

@@ -1,10 +1,11 @@
-"""The networks of the experiments, which train many members at a time.
+"""The registered networks, by name, and those of figure 2, table 2 and the protocols.
 
-A `Network` draws the weights of one member and runs all members on a batch: `apply(weights, x, drop)` takes weights
-stacked along a new first dimension and one batch that the members share, features `(n, d)` or images `(n, h, w, c)`,
-to logits `(members, n, classes)`. Members are independent: training twelve together only makes them faster (see
-`train`). On a GPU the convolutions are those of `fused`. To add a network, write a function that returns one, in its
-own file, and add an entry to `NETWORKS`.
+To add one to `compare`, write a function that returns a `Network` and add an entry to `NETWORKS`.
+
+A `Network` trains many members at once. It draws the weights of one member and runs all members on a batch:
+`apply(weights, x, drop)` takes weights stacked along a new first dimension and one batch that the members share,
+features `(n, d)` or images `(n, h, w, c)`, to logits `(members, n, classes)`. Members are independent: training twelve
+together only makes them faster (see `train`). On a GPU the layers are those of `convolutions`.
 """
 
 import math
@@ -130,12 +131,11 @@ def resnet56(classes: int, *, width: int = 16, blocks: int = 9) -> Network:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A registered network: `make(shape, classes, width)` builds it for rows of a shape; most ignore `width`."""
+    """A registered network: `make(shape, classes)` builds it for rows of a shape."""
 
-    make: Callable[[tuple[int, ...], int, int], Network]
-    image: tuple[int, ...] | None = (
-        None  # channels, height and width that it takes; None: rows of any shape, as vectors
-    )
+    make: Callable[..., Network]
+    image: tuple[int, ...] | None = None  # channels, height and width; None: it takes rows of any shape, as vectors
+    has_width: bool = False  # whether `make` also takes `width`
 
     @property
     def flat(self) -> bool:
@@ -143,10 +143,10 @@ class Architecture:
 
 
 NETWORKS = {
-    "mlp": Architecture(lambda shape, classes, width: mlp(math.prod(shape), classes, width=width)),
-    "mnist_cnn": Architecture(lambda shape, classes, width: mnist_cnn(classes), (1, 28, 28)),
-    "resnet56": Architecture(lambda shape, classes, width: resnet56(classes), (3, 32, 32)),
-    "resnet56-wide": Architecture(lambda shape, classes, width: resnet56(classes, width=64), (3, 32, 32)),
+    "mlp": Architecture(lambda shape, classes, width: mlp(math.prod(shape), classes, width=width), has_width=True),
+    "mnist_cnn": Architecture(lambda shape, classes: mnist_cnn(classes), (1, 28, 28)),
+    "resnet56": Architecture(lambda shape, classes: resnet56(classes), (3, 32, 32)),
+    "resnet56-wide": Architecture(lambda shape, classes: resnet56(classes, width=64), (3, 32, 32)),
 }
 
 
@@ -193,9 +193,9 @@ def convolve(x: Tensor, w: Tensor, b: Tensor | None, taps: int, stride: int = 1)
     The result is `(members, n, h / stride, w / stride, outputs)`: pixels outside of the image count as 0.
     """
     if x.is_cuda:
-        from bitempered.experiments import fused
+        from bitempered.experiments import convolutions
 
-        return fused.convolve(x, w, b, taps)
+        return convolutions.convolve(x, w, b, taps)
     members, _, outputs = w.shape
     images = x.expand(members, *x.shape[-4:]).permute(0, 1, 4, 2, 3)
     filters = w.view(members, taps, taps, -1, outputs).permute(0, 4, 3, 1, 2)
@@ -209,9 +209,9 @@ def convolve(x: Tensor, w: Tensor, b: Tensor | None, taps: int, stride: int = 1)
 def relu_pool(x: Tensor) -> Tensor:
     """The largest of 0 and of 2 x 2 pixels, `(members, n, h, w, c)` to `(members, n, h / 2, w / 2, c)`."""
     if x.is_cuda:
-        from bitempered.experiments import fused
+        from bitempered.experiments import convolutions
 
-        return fused.relu_pool(x)
+        return convolutions.relu_pool(x)
     members, n, height, width, channels = x.shape
     return x.reshape(members, n, height // 2, 2, width // 2, 2, channels).amax(dim=(3, 5)).relu()
 
@@ -232,9 +232,9 @@ def trunk(x: Tensor, flat: Tensor, channels: tuple[int, ...]) -> Tensor:
     convolution, then of its second.
     """
     if x.is_cuda:
-        from bitempered.experiments import fused
+        from bitempered.experiments import convolutions
 
-        return fused.trunk(x, flat, channels)
+        return convolutions.trunk(x, flat, channels)
     at = 0
     for inputs, outputs in pairwise(channels):
         pairs = []

@@ -1,6 +1,6 @@
-"""The parts of every report: grids, means with their spread, provenance, and files.
+"""The parts of every report: tables, means with their spread, "made by", and files.
 
-A recipe's `render(folder)` makes its pages, tables and figures from the rows in a folder; nothing is trained.
+A recipe's `render(path)` makes its pages, tables and figures from a file of rows; nothing is trained.
 """
 
 import csv
@@ -14,7 +14,19 @@ from rich.table import Table
 
 from bitempered.experiments.files import Row, value, write_atomically
 
-__all__ = ["Pages", "grid", "made_by", "newest", "png", "rich_table", "spread", "table_csv", "write"]
+__all__ = [
+    "Pages",
+    "grid",
+    "made_by",
+    "made_with",
+    "maker",
+    "newest",
+    "png",
+    "rich_table",
+    "spread",
+    "table_csv",
+    "write",
+]
 
 Pages = dict[str, bytes]  # contents by the name of the file
 
@@ -56,10 +68,17 @@ def spread(values: list[float], digits: int) -> str:
 
 def made_by(row: Row, between: str = " ") -> str:
     """Say which code made a row, on what and when; `between` stands before the date."""
-    return (
-        f"Made by bitempered {row['bitempered']} (commit {row['commit']}) with torch {row['torch']} on "
-        f"{row['device']},{between}{row['date']}"
-    )
+    return f"{maker(row, 'commit ' + row['commit'])},{between}{row['date']}"
+
+
+def maker(row: Row, commits: str) -> str:
+    """Say which code made a row and others of these commits, and on what."""
+    return f"Made by bitempered {row['bitempered']} ({commits}) with torch {row['torch']} on {row['device']}"
+
+
+def made_with(row: Row, names: Iterable[str]) -> str:
+    """List versions and other origins that a row has, by their names, and its date."""
+    return ", ".join([*(f"{name} {row[name]}" for name in names if name in row), row["date"]])
 
 
 def newest(rows: list[Row], varying: Iterable[str], fixed: Iterable[str]) -> list[Row]:

@@ -8,10 +8,13 @@ information.
 import logging
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,13 +22,28 @@ from bitempered import __version__
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.files import ADDED, Row, append_rows, lock, read_rows
 
-__all__ = ["RESULTS", "Job", "Progress", "Row", "commit", "find", "identity", "make", "provenance", "today"]
+__all__ = [
+    "RESULTS",
+    "Job",
+    "Progress",
+    "Row",
+    "Tell",
+    "commit",
+    "find",
+    "identity",
+    "make",
+    "one_thread",
+    "plain",
+    "provenance",
+    "today",
+]
 
 # Raise it whenever training changes: rows with another number, or none, are rendered but never reused.
 RESULTS = 1
 ARCHIVED = "$Format:%H$"  # `git archive` writes the commit here, see .gitattributes
 
 Progress = Callable[[int, int, str], None]  # work done, total work, what is running
+Tell = Callable[[int, str], None]  # the same inside a job: work done, what is running
 
 
 def identity(setting: Row, data: str) -> Row:
@@ -33,17 +51,18 @@ def identity(setting: Row, data: str) -> Row:
     return {**setting, "data": data, "bitempered": __version__, "results": RESULTS}
 
 
+def plain(settings: Any) -> Row:
+    """Return the fields of a dataclass as a row of JSON holds them."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
+
+
 def find(rows: list[Row], wanted: Row) -> Row | None:
     """Return the first row that has every wanted value."""
-    return next((row for row in rows if agree(row, wanted)), None)
-
-
-def agree(row: Row, wanted: Row) -> bool:
-    # JSON has no infinity: a run that does not clip has no `clip`, so a row with one belongs to another run.
-    if row.get("clip") != wanted.get("clip"):
-        return False
-    row = ADDED | row
-    return all(name in row and row[name] == wanted[name] for name in wanted)
+    for row in rows:
+        known = ADDED | row
+        if all(name in known and known[name] == wanted[name] for name in wanted):
+            return row
+    return None
 
 
 @dataclass(frozen=True)
@@ -52,10 +71,10 @@ class Job:
 
     name: str  # of the lock and of the checkpoints
     runs: list[Row]  # the identity of each
-    # Takes the places of the runs to make, their checkpoints, and the number of jobs done; returns the results to add
+    # Takes the places of the runs to make, their checkpoints, and whom to tell of progress; returns the results to add
     # to the row of each run, and its metrics by epoch.
-    train: Callable[[list[int], list[Checkpoint], int], tuple[list[Row], list[Row]]]
-    on_wait: Callable[[int], None] = lambda done: None  # called before it waits for another process
+    train: Callable[[list[int], list[Checkpoint], Tell], tuple[list[Row], list[Row]]]
+    work: int  # what `train` tells when it is done, the same for all jobs
     separate: bool = False  # a checkpoint for each run; otherwise one for all
 
     def checkpoints(self, folder: Path, places: Iterable[int]) -> list[Checkpoint]:
@@ -64,12 +83,12 @@ class Job:
         return [Checkpoint.of(folder, self.name, group) for group in groups]
 
 
-def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, device: str) -> list[Row]:
+def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: Progress, *, device: str) -> list[Row]:
     """Make the runs whose rows the folder lacks; return the rows of all, job by job.
 
     `folder` gets `name`.jsonl, a row for each run; curves.jsonl, its metrics by epoch; and checkpoints of unfinished
-    runs. Several processes can share a folder: each takes jobs that no other is training, then waits for the rest. A
-    job is prepared when its turn comes.
+    runs. Several processes can share a folder: each takes jobs that no other is training, then waits for the rest and
+    says so. A job is prepared when its turn comes.
     """
     rows_file, curves_file = folder / f"{name}.jsonl", folder / "curves.jsonl"
     maker = provenance(device)  # taken now: the source tree may change while this process trains
@@ -77,11 +96,11 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, device: str
     queue = [(place, False) for place in range(len(jobs))]
     for place, wait in queue:  # jobs that other processes are training are appended
         job = jobs[place]()
-        if wait:
-            job.on_wait(len(done))
+        tell = teller(progress, len(done), len(jobs), job.work)
         if not done:  # after the data has been read, and not again if somebody deletes the folder
             folder.mkdir(parents=True, exist_ok=True)
-        with lock(folder, job.name, wait=wait) as held:
+        waiting = partial(tell, 0, f"waiting for another process, which is training {job.name}")
+        with lock(folder, job.name, waiting if wait else None) as held:
             kept = read_rows(rows_file)
             missing = [i for i, run in enumerate(job.runs) if find(kept, run) is None]
             if missing and not held:
@@ -93,7 +112,7 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, device: str
                 drawn = read_rows(curves_file)  # has ours too if a process was killed between writing curves and rows
                 if not job.separate:
                     warn_of_others(folder, job.name, ours)
-                results, curves = job.train(missing, checkpoints, len(done))
+                results, curves = job.train(missing, checkpoints, tell)
                 runs = [job.runs[i] for i in missing]
                 new = [
                     {**run, **maker, **curve}
@@ -109,6 +128,23 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, device: str
                     path.unlink(missing_ok=True)
         done[place] = [row for run in job.runs if (row := find(kept, run)) is not None]
     return [row for place in range(len(jobs)) for row in done[place]]
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Compute with one thread, if `wanted`. It adds in one order: the same numbers on any number of cores."""
+    threads = torch.get_num_threads()
+    if wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def teller(progress: Progress, done: int, jobs: int, work: int) -> Tell:
+    """Return the progress of a job that comes after others: `done` of all `jobs`, with as much work each."""
+    return lambda now, text: progress(done * work + now, jobs * work, text)
 
 
 def warn_of_others(folder: Path, name: str, ours: set[Path]) -> None:

@@ -94,7 +94,8 @@ def find(name: str, source: Source, file: str, data_dir: Path) -> Path:
 
 
 def advice(source: Source) -> str:
-    return f"get {', '.join(source.files)} from {source.address}/, put them into a folder, and name it with --data-dir"
+    files = ", ".join(source.files)
+    return f"download {files} from {source.address}/, put them in a folder, and name it with --data-dir"
 
 
 def cache_folder() -> Path:
@@ -163,18 +164,18 @@ def read_idx(path: Path) -> np.ndarray:
             dimensions = magic[3] if magic[:3] == b"\x00\x00\x08" and len(magic) > 3 else 0
             header = file.read(4 * dimensions)
             if not 1 <= dimensions <= 4 or len(header) < 4 * dimensions:
-                raise DataError(f"{path} is not an idx file of bytes; get it again")
+                raise DataError(f"{path} is not an idx file of bytes; download it again")
             shape = np.frombuffer(header, ">u4").tolist()
             if 0 in shape:
-                raise DataError(f"{path} holds nothing, its header announces {shape}; get it again")
+                raise DataError(f"{path} is empty: its header announces {shape}; download it again")
             size = math.prod(shape)
             # One byte too many shows that a file is too long; a file that unpacks to far more is never read whole.
             content = file.read(min(size, LIMIT) + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {error}; get it again") from error
+        raise DataError(f"cannot read {path}: {error}; download it again") from error
     if len(content) != size:
         found = "more" if len(content) > min(size, LIMIT) else len(content)
-        raise DataError(f"{path} is damaged: {found} bytes where {size} are announced; get it again")
+        raise DataError(f"{path} is damaged: its header announces {size} bytes, got {found}; download it again")
     # A copy, since torch warns of arrays that cannot be written to.
     return np.frombuffer(content, np.uint8).reshape(shape).copy()
 
@@ -201,12 +202,14 @@ def read_cifar(path: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
         raise DataError(f"there is no {path / part}; {advice(CIFAR100)}") from error
     except Exception as error:
         # A damaged file can raise nearly anything.
-        raise DataError(f"cannot read {part} of {path}: {str(error) or type(error).__name__}; get it again") from error
+        raise DataError(
+            f"cannot read {part} of {path}: {str(error) or type(error).__name__}; download it again"
+        ) from error
     return images, np.array(labels, np.int64)
 
 
 def tar_member(content: bytes, name: bytes) -> bytes:
-    """Return a file of a tar archive; Python's own reader loops for ever on a negative size."""
+    """Return a file of a tar archive; Python's own reader loops forever on a negative size."""
     at = 0
     while at < len(content):
         header = content[at : at + 512]
@@ -242,7 +245,7 @@ def read_table(path: Path, label_column: str, like: TableRows | None = None) -> 
         )
     given = columns.pop(label_column)
     if not columns or not given:
-        raise DataError(f"{path} must have rows, and a column beside the label {label_column!r}")
+        raise DataError(f"{path} must have rows, and a column besides the label {label_column!r}")
     if like is None:
         labels, classes = number_classes(path, given)
     else:

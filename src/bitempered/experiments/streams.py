@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 
 from bitempered import noise
-from bitempered.experiments.checkpoints import Checkpoint
-from bitempered.experiments.data import divide, fingerprint, human_labels_file, load_human_labels
-from bitempered.experiments.datasets import read_parts
-from bitempered.experiments.files import read_rows
+from bitempered.experiments.augmentation import move
+from bitempered.experiments.checkpoints import Checkpoint, Due
+from bitempered.experiments.data import divide, fingerprint
+from bitempered.experiments.datasets import CIFAR100N, read_parts
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import resnet34
-from bitempered.experiments.runs import Job, Progress, Row, find, identity, make
+from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, plain
+from bitempered.experiments.train import staircase
 
-__all__ = ["Images", "Protocol", "Setting", "run"]
+__all__ = ["Cifar100", "Protocol", "Setting", "run"]
 
 CLASSES = 100
 MEAN, DEVIATION = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)  # of CIFAR-100's pixels, red, green, blue
-SAVE_SECONDS = 60  # between two checkpoints, at least; they are written when an epoch ends
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Protocol:
     weight_decay: float
     stairs: tuple[float, ...] = ()  # fractions of the run after which the rate falls to a tenth; without any, a cosine
     rotation: float = 0.0  # degrees, at most
-    clip: float = math.inf  # largest norm of the gradient, before weight decay is added
+    clip: float | None = None  # largest norm of the gradient, before weight decay is added
     rate: float = 0.1
     batch_size: int = 128
     momentum: float = 0.9
@@ -52,7 +52,7 @@ class Protocol:
     def rate_at(self, epoch: int) -> float:
         """The learning rate of an epoch, counted from 0."""
         if self.stairs:
-            return self.rate * 0.1 ** sum(epoch >= fraction * self.epochs for fraction in self.stairs)
+            return self.rate * staircase(epoch, self.epochs, self.stairs)
         return self.rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
 
@@ -63,24 +63,11 @@ class Setting:
     loss: Loss
     noise: float  # fraction of wrong labels; only recorded for human labels
     seed: int
-    rescale: bool | str = False  # as in Loss
     held_out: int = 0
-    schedule: tuple[int, int] | None = None  # epochs between which the temperatures move from (1, 1) to the loss's
-
-    def __post_init__(self) -> None:
-        self.loss_at(0)  # so that a bad schedule is found before any work
-
-    def loss_at(self, epoch: int) -> Loss:
-        """The loss of an epoch, counted from 0."""
-        return replace(self.loss, schedule=self.schedule, rescale=self.rescale).at(epoch)
-
-    def losses(self, logits: Tensor, target: Tensor, epoch: int) -> Tensor:
-        """The loss of each row of logits, in an epoch."""
-        return self.loss_at(epoch)(logits, target)
 
 
 @dataclass(frozen=True)
-class Images:
+class Cifar100:
     """CIFAR-100 as published, images (n, 3, 32, 32) uint8 with their labels, and human labels if requested."""
 
     train: tuple[np.ndarray, np.ndarray]
@@ -88,63 +75,54 @@ class Images:
     human: np.ndarray | None = None
 
     @classmethod
-    def read(cls, data_dir: Path | None, human: bool) -> "Images":
-        """Read the images from `data_dir` or download them; read human labels from cifar100n.npz in `data_dir`."""
+    def read(cls, data_dir: Path | None, human: bool) -> "Cifar100":
+        """Read the images from `data_dir` or download them; human labels must be in `data_dir`."""
         if human:
-            human_labels_file(data_dir)  # fail before a useless download
+            CIFAR100N.path(data_dir)  # fail before a useless download
         train, test = read_parts("cifar100", data_dir)
-        return cls(train, test, load_human_labels(train[1], data_dir) if human else None)
+        return cls(train, test, CIFAR100N.read(train[1], data_dir) if human else None)
 
 
 def run(
     protocol: Protocol,
     settings: tuple[Setting, ...],
-    images: Images,
+    images: Cifar100,
     folder: Path,
     progress: Progress,
     *,
     device: str = "cuda",
     at_once: int = 3,
 ) -> list[Row]:
-    """Train every setting whose row `folder` lacks, `at_once` at a time; return the rows of all settings.
+    """Train every setting whose row `folder` lacks; return the rows of all, seed by seed.
 
-    `runs.make` describes the folder; its rows are in protocol-NAME.jsonl.
+    Up to `at_once` settings of a seed train side by side. `runs.make` describes the folder; its rows are in
+    protocol-NAME.jsonl.
     """
     name = f"protocol-{protocol.name}"
 
-    def prepare(setting: Setting) -> Run:
-        return Run(protocol, setting, images, torch.device(device))
-
     def job(settings: list[Setting]) -> Job:
-        runs = [prepare(setting) for setting in settings]
+        runs = [StreamedRun(protocol, setting, images, torch.device(device)) for setting in settings]
 
-        def train_runs(places: list[int], checkpoints: list[Checkpoint], done: int) -> tuple[list[Row], list[Row]]:
+        def train_runs(places: list[int], checkpoints: list[Checkpoint], tell: Tell) -> tuple[list[Row], list[Row]]:
             fleet = [runs[place] for place in places]
-
-            def tell(epoch: int, text: str) -> None:
-                progress(done * protocol.epochs + epoch, len(jobs) * protocol.epochs, text)
-
             took = {"fleet": len(fleet), "fleet_seconds": round(train(fleet, checkpoints, tell), 1)}
             return [{**run.summary(), **took} for run in fleet], [{"epochs_measured": run.metrics} for run in fleet]
 
-        return Job(name, [run.identity() for run in runs], train_runs, separate=True)
+        # Fleets of a seed share a name, and so a lock: another process may divide the same runs into other fleets.
+        seed = settings[0].seed
+        return Job(f"{name}-seed{seed}", [run.identity() for run in runs], train_runs, protocol.epochs, separate=True)
 
-    # Each run is built twice, first only for its identity, so that no more than a fleet is ever in memory.
-    wanted = {setting: prepare(setting).identity() for setting in settings}
-    rows_file = folder / f"{name}.jsonl"
-    rows = read_rows(rows_file)
-    todo = [setting for setting, run in wanted.items() if find(rows, run) is None]
-    jobs = [partial(job, todo[i : i + at_once]) for i in range(0, len(todo), at_once)]
-    make(jobs, folder, name, device)
-    rows = read_rows(rows_file)
-    return [row for setting in settings if (row := find(rows, wanted[setting])) is not None]
+    seeds = dict.fromkeys(setting.seed for setting in settings)
+    parts = [[setting for setting in dict.fromkeys(settings) if setting.seed == seed] for seed in seeds]
+    fleets = [part[i : i + at_once] for part in parts for i in range(0, len(part), at_once)]
+    return make([partial(job, fleet) for fleet in fleets], folder, name, progress, device=device)
 
 
-def train(fleet: list["Run"], checkpoints: list[Checkpoint], tell: Callable[[int, str], None]) -> float:
+def train(fleet: list["StreamedRun"], checkpoints: list[Checkpoint], tell: Tell) -> float:
     """Train runs side by side to the end; return the seconds it took, including those before an interruption."""
     for item, checkpoint in zip(fleet, checkpoints, strict=True):
         item.start(checkpoint)
-    started = saved = time.perf_counter()
+    due, started = Due(), time.perf_counter()
     before = max(item.seconds for item in fleet)
     while any(item.epoch < item.protocol.epochs for item in fleet):
         busy = [item for item in fleet if item.epoch < item.protocol.epochs]
@@ -160,17 +138,16 @@ def train(fleet: list["Run"], checkpoints: list[Checkpoint], tell: Callable[[int
         shown = "; ".join(f"{item.setting.loss} {item.metrics[-1]['test']:.1%}" for item in busy if item.metrics)
         done = f"epoch {busy[0].epoch} of {busy[0].protocol.epochs}, {busy[0].seconds:.0f} s"
         tell(busy[0].epoch, f"{done}, test: {shown}" if shown else done)
-        if time.perf_counter() - saved > SAVE_SECONDS:
+        if due():
             for item, checkpoint in zip(fleet, checkpoints, strict=True):
                 checkpoint.save(item.state())
-            saved = time.perf_counter()
     return before + time.perf_counter() - started
 
 
-class Run:
+class StreamedRun:
     """One training run. Nothing is on the device before `start`."""
 
-    def __init__(self, protocol: Protocol, setting: Setting, images: Images, device: torch.device) -> None:
+    def __init__(self, protocol: Protocol, setting: Setting, images: Cifar100, device: torch.device) -> None:
         self.protocol, self.setting, self.device = protocol, setting, device
         self.epoch, self.seconds = 0, 0.0
         self.metrics: list[Row] = []
@@ -194,15 +171,11 @@ class Run:
 
     def identity(self) -> Row:
         """Return everything that the numbers depend on, by the keys of a row."""
-        # JSON has no infinity.
-        protocol = {name: value for name, value in asdict(self.protocol).items() if value != math.inf}
+        protocol = plain(self.protocol)
         protocol |= {"protocol": protocol.pop("name"), "learning_rate": protocol.pop("rate")}
-        protocol["stairs"] = list(self.protocol.stairs)
-        schedule = list(self.setting.schedule) if self.setting.schedule else None
         setting = {
             "dataset": "cifar100", "network": "resnet34", **protocol, "noise": self.setting.noise,
-            "loss": self.setting.loss.name, "numbers": list(self.setting.loss.numbers), "schedule": schedule,
-            "rescale": self.setting.rescale, "seed": self.setting.seed, "held_out": self.setting.held_out,
+            **self.setting.loss.row(), "seed": self.setting.seed, "held_out": self.setting.held_out,
         }  # fmt: skip
         return identity(setting, self.data)
 
@@ -233,10 +206,10 @@ class Run:
         self.generator = torch.Generator(self.device)
         self.stream = torch.cuda.Stream() if cuda else None
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.recorded: Loss | None = None  # the loss of the graph
         for weight in self.network.parameters():  # graphs and checkpoints need it before the first step
             self.optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         checkpoint.load(self.restore, self.device)
+        self.loss = self.setting.loss.at(self.epoch)
         if cuda:
             torch.backends.cudnn.benchmark = True  # the shapes never change
             self.record()
@@ -245,10 +218,10 @@ class Run:
         """Train on one batch: forward, backward, new weights."""
         x, (target, clean) = self.epoch_images[self.place], self.epoch_labels[:, self.place]
         logits = self.logits(self.forward, x)
-        losses = self.setting.losses(logits, target, self.epoch)
+        losses = self.loss(logits, target)
         self.optimizer.zero_grad()
         losses.mean().backward()
-        if self.protocol.clip < math.inf:
+        if self.protocol.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.protocol.clip, foreach=True)
         self.optimizer.step()
         with torch.no_grad():
@@ -263,10 +236,8 @@ class Run:
             return network(x).float()
 
     def record(self) -> None:
-        """Record a step as a graph, unless there is one for this epoch's loss. The steps that warm it up are undone."""
-        loss = self.setting.loss_at(self.epoch)
-        if self.stream is None or loss == self.recorded:
-            return
+        """Record a step as a graph. The steps that warm it up are undone."""
+        assert self.stream is not None
         self.graph = None  # frees its memory before the next graph takes as much
         self.network.train()
         network, momentum = copy.deepcopy((self.network.state_dict(), self.momentum()))
@@ -282,12 +253,16 @@ class Run:
         self.network.load_state_dict(network)
         self.set_momentum(momentum)
         torch.cuda.synchronize()
-        self.graph, self.recorded = graph, loss
+        self.graph = graph
 
     def begin_epoch(self) -> None:
-        """Draw the order of the images, and move, mirror and turn them."""
+        """Draw the order of the images, and shift, mirror and rotate them."""
         self.network.train()
-        self.record()
+        loss = self.setting.loss.at(self.epoch)
+        if loss != self.loss:
+            self.loss = loss
+            if self.stream is not None:
+                self.record()  # a graph keeps the temperatures it was recorded with
         seed = int(np.random.SeedSequence((self.setting.seed, self.epoch)).generate_state(1)[0])
         self.generator.manual_seed(seed)
         order = torch.randperm(len(self.images), generator=self.generator, device=self.device)[: len(self.epoch_images)]
@@ -362,23 +337,3 @@ class Run:
         self.network.load_state_dict(kept["network"])
         self.set_momentum(kept["momentum"])
         self.epoch, self.seconds, self.metrics = kept["epoch"], kept["seconds"], kept["metrics"]
-
-
-def move(images: Tensor, rotation: float, generator: torch.Generator) -> Tensor:
-    """Shift images (n, 32, 32, 3) by up to 4 pixels, mirror half, rotate by up to `rotation` degrees; fill with black.
-
-    Each pixel is looked up where it came from: rotated back about the centre to the nearest pixel, mirrored, shifted.
-    """
-    n, size, device = len(images), images.shape[1], images.device
-    draw = torch.rand((4, n, 1, 1), generator=generator, device=device)
-    down, right = (draw[0] * 9).long() - 4, (draw[1] * 9).long() - 4
-    angle = (2 * draw[3] - 1) * math.radians(rotation)
-    y, x = torch.meshgrid(*[torch.arange(size, device=device) + 0.5 - size / 2] * 2, indexing="ij")
-    row = (angle.cos() * y - angle.sin() * x + size / 2).floor().long()
-    column = (angle.sin() * y + angle.cos() * x + size / 2).floor().long()
-    inside = (row >= 0) & (row < size) & (column >= 0) & (column < size)
-    column = torch.where(draw[2] < 0.5, size - 1 - column, column)
-    row, column = row + down, column + right
-    inside &= (row >= 0) & (row < size) & (column >= 0) & (column < size)
-    found = images[torch.arange(n, device=device)[:, None, None], row.clamp(0, size - 1), column.clamp(0, size - 1)]
-    return torch.where(inside[..., None], found, 0)

@@ -1,4 +1,4 @@
-"""One training loop, the same for every loss, network and device, for many runs at once.
+"""Training many small networks at once, for `cells`: the same loop for every loss, network and device.
 
 A fleet is a set of members that share a network, its initial weights, the images, the order of the batches and the
 dropped units; each has its own loss, wrong labels and learning rate. Their weights are stacked, so that twelve small
@@ -22,17 +22,18 @@ import torch
 from torch import Tensor
 
 from bitempered.diagnosis import learning_problem
-from bitempered.experiments.checkpoints import Checkpoint
+from bitempered.experiments.augmentation import shift_and_mirror
+from bitempered.experiments.checkpoints import Checkpoint, Due
 from bitempered.experiments.data import Split
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
 
-__all__ = ["Member", "Training", "train"]
+__all__ = ["Member", "Training", "rate_factors", "staircase", "train"]
 
 OPTIMIZERS = {"adam": 2, "adadelta": 2, "sgd": 1}  # how many numbers each keeps per weight
 SHOWN = 5_000  # training rows whose accuracy is measured after each epoch
-SAVE_SECONDS = 20  # between two checkpoints, at least; they are written when an epoch ends
 
+WIDTH = 256
 METRICS = ("training_loss", "validation", "test", "clean", "noisy")  # of each member after each epoch
 Metrics = list[dict[str, Any]]  # by epoch; each value is a number, or a list with one per member
 
@@ -50,9 +51,9 @@ class Training:
     warmup: int = 0  # steps in which the rate rises from 0
     momentum: float = 0.9
     weight_decay: float = 0.0
-    clip: float = math.inf  # largest norm of a member's gradient
+    clip: float | None = None  # largest norm of a member's gradient
     augment: bool = False  # images are mirrored and moved by up to 4 pixels at random
-    width: int = 256  # of the perceptron
+    width: int = WIDTH  # of the perceptron; other networks have their own
 
     def __post_init__(self) -> None:
         if self.network not in NETWORKS:
@@ -62,10 +63,12 @@ class Training:
         for name in ("epochs", "batch_size", "width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.width != WIDTH and not NETWORKS[self.network].has_width:
+            raise ValueError(f"{self.network} has a width of its own; leave out the width, got {self.width}")
 
     def length(self, rows: int) -> int:
         """Return the number of epochs for this many training rows; the last may be cut short."""
-        per_epoch = rows // min(self.batch_size, rows)
+        per_epoch = max(rows, 1) // min(self.batch_size, max(rows, 1))
         return self.epochs if self.steps is None else min(self.epochs, -(-self.steps // per_epoch))
 
 
@@ -100,16 +103,13 @@ def train(
     metrics = fleet.metrics
     if checkpoint is not None:
         checkpoint.load(fleet.restore, fleet.device)
-    saved = time.perf_counter()
-    started = saved - sum(row["seconds"] for row in metrics[-1:])
+    due, started = Due(), time.perf_counter() - sum(row["seconds"] for row in metrics[-1:])
     while fleet.done < fleet.steps:
         row = fleet.epoch(len(metrics) + 1)
         metrics.append({**row, "seconds": round(time.perf_counter() - started, 3)})
         on_epoch(len(metrics), metrics[-1])
-        last = fleet.done == fleet.steps
-        if checkpoint is not None and (last or time.perf_counter() - saved > SAVE_SECONDS):
+        if checkpoint is not None and (due() or fleet.done == fleet.steps):
             checkpoint.save(fleet.state())
-            saved = time.perf_counter()
     return metrics
 
 
@@ -121,7 +121,8 @@ class Fleet:
     ) -> None:
         self.training, self.members, self.split, self.seed, self.device = training, members, split, seed, device
         architecture = NETWORKS[training.network]
-        self.network = architecture.make(split.train[0].shape[1:], split.num_classes, training.width)
+        options = {"width": training.width} if architecture.has_width else {}
+        self.network = architecture.make(split.train[0].shape[1:], split.num_classes, **options)
         self.half = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.generator = torch.Generator(device)
         losses = [member.loss for member in members]
@@ -317,24 +318,20 @@ class Scaler:
         return ((x.float() - self.mean) * self.scale).to(dtype)
 
 
-def shift_and_mirror(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Shift images `(n, h, w, c)` by up to 4 pixels either way, filling with zeros, and mirror half of them."""
-    n, height, width, _ = x.shape
-    draws = torch.randint(0, 9, (2, n), generator=generator, device=x.device)
-    mirrored = torch.rand(n, generator=generator, device=x.device) < 0.5
-    padded = torch.nn.functional.pad(x, (0, 0, 4, 4, 4, 4))
-    rows = draws[0][:, None] + torch.arange(height, device=x.device)
-    columns = torch.arange(width, device=x.device)
-    columns = draws[1][:, None] + torch.where(mirrored[:, None], width - 1 - columns, columns)
-    return padded[torch.arange(n, device=x.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
+def staircase(at: int, length: int, stairs: tuple[float, ...]) -> float:
+    """Return the factor of the learning rate: a tenth after each of these fractions of a run.
+
+    >>> [staircase(epoch, 4, (0.5, 0.75)) for epoch in range(4)]
+    [1.0, 1.0, 0.1, 0.01]
+    """
+    return 10.0 ** -sum(at >= fraction * length for fraction in stairs)
 
 
 def rate_factors(steps: int, stairs: tuple[float, ...], warmup: int) -> Tensor:
-    """Return the factor of the learning rate at each step."""
-    step = torch.arange(steps)
-    falls = sum(((step >= fraction * steps).double() for fraction in stairs), torch.zeros(steps))
-    rise = ((step + 1) / max(warmup, 1)).clamp(max=1)
-    return (rise * 10.0**-falls).float()
+    """Return the factor of the learning rate at each step: it rises for `warmup` steps, and falls by the stairs."""
+    falls = torch.tensor([staircase(step, steps, stairs) for step in range(steps)], dtype=torch.float64)
+    rise = ((torch.arange(steps) + 1) / max(warmup, 1)).clamp(max=1)
+    return (rise * falls).float()
 
 
 def update(
@@ -354,7 +351,7 @@ def update(
     grads = [g.float() for g in grads]
     if training.weight_decay:
         grads = [g + training.weight_decay * w for g, w in zip(grads, weights, strict=True)]
-    if training.clip < math.inf:
+    if training.clip is not None:
         norm = sum(g.flatten(1).square().sum(dim=1) for g in grads).sqrt()  # type: ignore[union-attr]
         factor = training.clip / norm.clamp(min=training.clip)
         grads = [g * along(factor, g) for g in grads]

@@ -18,27 +18,47 @@ __all__ = ["RECIPES", "REPRODUCED", "ROWS", "Options", "Plan", "choose", "folder
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A figure or table: its module, its options, and the name of its rows."""
+class RecipeEntry:
+    """A figure or table: its module, the name of its rows, and its place in the help and the options of `reproduce`."""
 
     module: str
-    options: frozenset[str] | None = None  # of `reproduce`, apart from --out; None: it has another command
     rows: str | None = None
+    about: str | None = None  # None: it has another command
+    options: frozenset[str] = frozenset()  # apart from --out
 
 
 ALL = frozenset({"quick", "resume", "seeds", "data_dir", "device", "network"})
 PROTOCOL = frozenset({"resume", "seeds", "data_dir"})
+PROTOCOL_ABOUT = "as papers on noisy labels compare them; needs a GPU, an hour of an H200 or less."
 RECIPES = {
-    "compare": Entry("compare", rows="compare"),
-    "figure1": Entry("figure1", frozenset()),
-    "figure2": Entry("figure2", frozenset({"quick", "seeds"}), "figure2"),
-    "figure3": Entry("table1", ALL | {"dataset"}, "table1"),
-    "table1": Entry("table1", ALL | {"dataset"}, "table1"),
-    "table2": Entry("table2", ALL, "table2"),
-    "protocol-a": Entry("protocols", PROTOCOL, "protocol-a"),
-    "protocol-b": Entry("protocols", PROTOCOL, "protocol-b"),
-}
-REPRODUCED = {name: entry.options for name, entry in RECIPES.items() if entry.options is not None}
+    "compare": RecipeEntry("compare", "compare"),
+    "figure1": RecipeEntry(
+        "figure1", about="log_t, exp_t, and the loss of two classes for several temperatures."
+    ),
+    "figure2": RecipeEntry(
+        "figure2", "figure2", "a small net on noisy labels in the plane; under a minute on a CPU.",
+        frozenset({"quick", "seeds"}),
+    ),
+    "table1": RecipeEntry(
+        "table1", "table1",
+        "both losses on MNIST or CIFAR-100 at several noise levels, after a search; half an hour on a GPU.",
+        ALL | {"dataset"},
+    ),
+    "figure3": RecipeEntry("table1", "table1", "accuracy by epoch in the runs of table1.", ALL | {"dataset"}),
+    "table2": RecipeEntry(
+        "table2", "table2",
+        "both losses on ImageNet, and the time the loss adds to a step; needs torchvision, and a GPU for days.", ALL,
+    ),
+    "protocol-a": RecipeEntry(
+        "protocols", "protocol-a", f"losses on CIFAR-100 with symmetric noise, {PROTOCOL_ABOUT}", PROTOCOL
+    ),
+    "protocol-b": RecipeEntry(
+        "protocols", "protocol-b", f"losses on CIFAR-100 with human labels, {PROTOCOL_ABOUT}", PROTOCOL
+    ),
+    "cpu": RecipeEntry("bench", "cpu"),
+    "gpu": RecipeEntry("bench", "gpu"),
+}  # fmt: skip
+REPRODUCED = {name: entry for name, entry in RECIPES.items() if entry.about is not None}
 ROWS = {name: entry.rows for name, entry in RECIPES.items() if entry.rows is not None}
 
 

@@ -9,23 +9,21 @@ rates with which a net memorises all wrong labels by the last epoch, and rates w
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
-from math import inf
 from pathlib import Path
 from statistics import mean
 
 from bitempered import schedules
 from bitempered.experiments import cells
-from bitempered.experiments.cells import Cell, Comparison
+from bitempered.experiments.cells import FIXED, VARYING, Cell, Comparison, curves_of, recipe_of
 from bitempered.experiments.compare_report import pages
-from bitempered.experiments.datasets import default_training, is_table
+from bitempered.experiments.datasets import DATASETS, check, default_training, is_table
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.report import Pages, newest
 from bitempered.experiments.runs import Progress, Row
-from bitempered.experiments.train import Training
 
 __all__ = ["Contender", "Request", "default_recipe", "render", "request", "run"]
 
@@ -34,8 +32,6 @@ SEARCH_SEEDS = (100, 101)  # none of those that results use
 # On digits with 40 % noise and on a table of 2,000 rows, rescaling an annealed loss changed nothing at the chosen epoch
 # and made the last one 5 to 6 points worse on noisy validation labels.
 RESCALE = False
-VARYING = ("noise", "loss", "numbers", "schedule", "rescale", "learning_rate", "seed")  # among runs of one comparison
-FIXED = ("dataset", "noise_model", "label_column", "test_file", "rows", *(field.name for field in fields(Training)))
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,7 @@ class Request:
     contenders: tuple[Contender, ...]
     levels: tuple[float, ...]
     rates: tuple[float, ...]  # to search for every loss without a rate of its own
+    data_dir: Path | None = None
 
     def entries(self, classes: int, epochs: int) -> dict[tuple[Loss, tuple[float, ...]], None]:
         """Return the losses with their rates to choose from, without repeats."""
@@ -89,9 +86,10 @@ def request(
     epochs: int | None = None,
     rates: tuple[float, ...] | None = None,
     noise_model: str = "symmetric",
-    label_column: str = "label",
+    label_column: str | None = None,
     network: str | None = None,
     test_file: str | None = None,
+    data_dir: Path | None = None,
 ) -> Request:
     """Return what to compare; a ValueError says what is wrong with it.
 
@@ -100,6 +98,11 @@ def request(
     """
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
+    check(dataset)
+    if label_column is not None and not is_table(dataset):
+        raise ValueError(f"--label-column is for a table of your own; {dataset} has labels, so leave it out")
+    if data_dir is not None and (is_table(dataset) or DATASETS[dataset].source is None):
+        raise ValueError(f"--data-dir is for data sets that are downloaded; {dataset} is not, so leave it out")
     if len(set(losses)) < len(losses):
         raise ValueError("each loss can be named once, or once for each learning rate (as in mae@0.01,mae@0.1)")
     training = default_training(dataset)
@@ -112,17 +115,17 @@ def request(
     if noise_model == "human" and levels is not None:
         raise ValueError("human labels have their own noise: leave --noise out")
     if levels is None:
-        # The human labels of CIFAR-100 are wrong in 40.2 %, which is only recorded.
-        levels = (0.0,) if is_table(dataset) else (0.402,) if noise_model == "human" else (0.0, 0.4)
+        human = DATASETS[dataset].human_labels if noise_model == "human" and dataset in DATASETS else None
+        levels = (0.0,) if is_table(dataset) else (human.wrong,) if human else (0.0, 0.4)
     levels = tuple(sorted({float(level) for level in levels}))  # their order does not matter
     rates = tuple(sorted(set(RATES[training.optimizer] if rates is None else rates)))
     # All cells that a search may choose, so that every value is checked before the data are read.
     own = tuple(contender.rate for contender in losses if contender.rate is not None)
     possible = tuple(Cell(Loss("logistic"), level, rate) for level, rate in product(levels, rates + own))
     comparison = Comparison(
-        dataset, training, possible, tuple(range(seeds)), noise_model, label_column, test_file=test_file
+        dataset, training, possible, tuple(range(seeds)), noise_model, label_column or "label", test_file=test_file
     )
-    return Request(comparison, losses, levels, rates)
+    return Request(comparison, losses, levels, rates, data_dir)
 
 
 def default_recipe(classes: int, epochs: float) -> Loss:
@@ -145,39 +148,32 @@ def first(reached: Callable[[float], bool], epochs: float) -> float:
 
 
 def run(
-    request: Request, folder: Path, progress: Progress, *, device: str = "cpu", data_dir: Path | None = None
+    request: Request, folder: Path, progress: Progress, *, device: str = "cpu"
 ) -> tuple[Comparison, list[Row], list[Row]]:
     """Search and train what `folder` lacks; return the comparison, its rows, and the rows of the search.
 
     The search's rows are in the subfolder search. It goes level by level: one fleet for each level and seed.
     """
-    open_comparison = request.comparison
-    data = cells.read(open_comparison.dataset, data_dir, open_comparison.label_column, open_comparison.test_file)
-    epochs = open_comparison.training.length(data.training_rows)
+    open_comparison, levels = request.comparison, request.levels
+    data = cells.read_data(open_comparison, request.data_dir)
+    epochs = open_comparison.epochs(data)
     entries = request.entries(data.num_classes, epochs)
     trials = [(loss, rate) for loss, rates in entries if len(rates) > 1 for rate in rates]
-    levels, seeds = request.levels, open_comparison.seeds
-    total = epochs * len(levels) * (len(SEARCH_SEEDS) * len(trials) + len(seeds) * len(entries))
-
-    def train(comparison: Comparison, where: Path, name: str, before: int, what: str) -> list[Row]:
-        def tell(done: int, of: int, text: str) -> None:
-            progress(before + done * len(comparison.cells), total, f"{what}{text}")
-
-        return cells.run(comparison, where, tell, name=name, device=device, data_dir=data_dir, data=data)
-
+    searches = [
+        replace(open_comparison, cells=tuple(Cell(loss, level, rate) for loss, rate in trials), seeds=SEARCH_SEEDS)
+        for level in (levels if trials else ())
+    ]
+    work = epochs * len(levels) * (len(SEARCH_SEEDS) * len(trials) + len(open_comparison.seeds) * len(entries))
+    stages = cells.Stages(data, work, progress, device, request.data_dir)
     tried: list[Row] = []
-    for place, level in enumerate(levels if trials else ()):
-        searched = tuple(Cell(loss, level, rate) for loss, rate in trials)
-        comparison = replace(open_comparison, cells=searched, seeds=SEARCH_SEEDS)
-        before = place * epochs * len(SEARCH_SEEDS) * len(trials)
-        what = f"rates at {level:.0%} noise, " if len(levels) > 1 else "rates, "
-        tried += train(comparison, folder / "search", "search", before, what)
+    for search in searches:
+        what = f"rates at {search.cells[0].noise:.0%} noise, " if len(levels) > 1 else "rates, "
+        tried += stages.run(search, folder / "search", "search", what)
     chosen = dict.fromkeys(
         Cell(loss, level, best(tried, loss, level, rates)) for level in levels for loss, rates in entries
     )
     comparison = replace(open_comparison, cells=tuple(chosen))
-    rows = train(comparison, folder, "compare", total - epochs * len(levels) * len(seeds) * len(entries), "")
-    return comparison, rows, tried
+    return comparison, stages.run(comparison, folder, "compare"), tried
 
 
 def best(tried: list[Row], loss: Loss, level: float, rates: tuple[float, ...]) -> float:
@@ -195,29 +191,3 @@ def render(path: Path) -> Pages:
     shared = [name for name in FIXED if name in rows[0]]
     tried = newest([row for row in tried if all(row.get(name) == rows[0][name] for name in shared)], VARYING, FIXED)
     return pages(recipe_of(rows), rows, tried, curves_of(path.parent, rows))
-
-
-def curves_of(folder: Path, rows: list[Row]) -> list[Row]:
-    """Return the metrics by epoch of these rows; curves.jsonl may also hold those of others."""
-
-    def key(row: Row) -> str:
-        return str([row.get(name) for name in (*VARYING, *FIXED, "data")])
-
-    kept = {key(curve): curve for curve in read_rows(folder / "curves.jsonl")}
-    return [kept[key(row)] for row in rows if key(row) in kept]
-
-
-def recipe_of(rows: list[Row]) -> Comparison:
-    """Return the comparison that rows belong to."""
-    first = rows[0]
-    found = dict.fromkeys(Cell.of(row) for row in rows)
-    return Comparison(
-        first["dataset"], training_of(first), tuple(sorted(found, key=lambda cell: cell.noise)),
-        tuple(sorted({row["seed"] for row in rows})), first["noise_model"], first.get("label_column", "label"),
-        first["rows"], first.get("test_file"),
-    )  # fmt: skip
-
-
-def training_of(row: Row) -> Training:
-    values = {field.name: row.get(field.name, inf) for field in fields(Training)}  # JSON has no infinity
-    return Training(**values | {"stairs": tuple(row["stairs"])})

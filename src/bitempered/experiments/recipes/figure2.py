@@ -15,15 +15,28 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bitempered import noise
-from bitempered.experiments.data import Ring, ring
 from bitempered.experiments.files import Row, read_rows, write_rows
 from bitempered.experiments.networks import Illustration
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, made_by, png, write
-from bitempered.experiments.runs import Progress, provenance, today
+from bitempered.experiments.runs import Progress, one_thread, provenance, today
 from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 
-__all__ = ["AUTHORS", "COLUMNS", "OURS", "Column", "Illustrated", "Recipe", "draw", "markdown", "plan", "render", "run"]
+__all__ = [
+    "AUTHORS",
+    "COLUMNS",
+    "OURS",
+    "Column",
+    "Illustrated",
+    "Recipe",
+    "Ring",
+    "draw",
+    "markdown",
+    "plan",
+    "render",
+    "ring",
+    "run",
+]
 
 LOSSES = ("logistic", "bi-tempered")
 
@@ -34,7 +47,7 @@ class Column:
 
     title: str
     noise: str
-    says: str
+    remark: str
     t1: float
     t2: float
     rate: float = 0.0
@@ -88,6 +101,37 @@ AUTHORS = Recipe("authors", 25, 1000, 190, "adam", None, 0.1, True, (2.8, 4.62, 
 
 
 @dataclass(frozen=True)
+class Ring:
+    """Points of the plane, (n, 2) float32; labels, (n,) int64; distances from the boundary, (n,), positive inside."""
+
+    points: np.ndarray
+    labels: np.ndarray
+    margin: np.ndarray
+
+
+def ring(n: int, seed: int, *, disc: float = 1.0, inner: float = 1.0, outer: float = 1.5) -> Ring:
+    """Draw the paper's illustration: a disc, class 1, in a ring of radii `inner` to `outer`, class 0.
+
+    Each class has half of the points, uniformly distributed. The boundary is in the middle between disc and ring.
+
+    >>> drawn = ring(4, seed=0)
+    >>> drawn.labels.tolist(), ((drawn.margin > 0) == (drawn.labels == 1)).all()
+    ([0, 1, 0, 1], np.True_)
+
+    Reference: Amid, Warmuth, Anil, Koren, section 1.2 and figure 2 (the paper states no formula).
+    """
+    if not 0 < disc <= inner < outer:
+        raise ValueError(f"a ring needs 0 < disc <= inner < outer, got {disc}, {inner} and {outer}")
+    rng = np.random.default_rng(seed)
+    labels = np.arange(n) % 2
+    least, most = np.where(labels == 1, 0, inner), np.where(labels == 1, disc, outer)
+    radius = np.sqrt(rng.uniform(least**2, most**2))
+    angle = rng.uniform(0, 2 * np.pi, n)
+    points = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    return Ring(points.astype(np.float32), labels.astype(np.int64), (disc + inner) / 2 - radius)
+
+
+@dataclass(frozen=True)
 class Illustrated:
     """The contents of a panel, from its median seed: points, their (noisy) labels, and P(class 1) on the grid."""
 
@@ -123,10 +167,7 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
     """Train every panel; return a row per panel and seed, and what to draw."""
     rows: list[Row] = []
     panels: Panels = {}
-    threads = torch.get_num_threads()
-    # One thread adds in one order: the same numbers on any number of cores.
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         maker = provenance()
         setting = {name: value for name, value in asdict(recipe).items() if name != "seeds"}
         for column in COLUMNS:
@@ -152,8 +193,6 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
                 # The lower median, which is always the value of one seed.
                 shown = accuracies.index(sorted(accuracies)[(len(accuracies) - 1) // 2])
                 panels[loss, column.noise] = Illustrated(drawn[shown].points, noisy[shown], probability[shown])
-    finally:
-        torch.set_num_threads(threads)
     return rows, panels
 
 
@@ -305,7 +344,7 @@ def draw(recipe: Recipe, rows: list[Row], panels: Panels) -> Figure:
         for y, (loss, value) in enumerate(zip(LOSSES, medians(rows, column), strict=True)):
             panel(recipe, axes[y, x], panels[loss, column.noise], value)
         axes[0, x].set_title(column.title)
-        axes[1, x].set_title(f"{column.says}\n(t1, t2) = ({column.t1:.1f}, {column.t2:.1f})", fontsize="medium")
+        axes[1, x].set_title(f"{column.remark}\n(t1, t2) = ({column.t1:.1f}, {column.t2:.1f})", fontsize="medium")
     axes[0, 0].set_ylabel("Logistic", fontsize="x-large")
     axes[1, 0].set_ylabel("Bi-Tempered", fontsize="x-large")
     figure.suptitle(

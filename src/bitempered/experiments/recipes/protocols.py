@@ -13,12 +13,13 @@ differ from its own by at most 0.0002.
 from dataclasses import replace
 from pathlib import Path
 
+from bitempered.experiments.datasets import CIFAR100N
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.report import Pages, grid, newest, spread, write
+from bitempered.experiments.report import Pages, grid, maker, newest, spread, write
 from bitempered.experiments.runs import Progress, Row
-from bitempered.experiments.streams import Images, Protocol, Setting, run
+from bitempered.experiments.streams import Cifar100, Protocol, Setting, run
 
 __all__ = ["PROTOCOLS", "SETTINGS", "markdown", "plan", "render"]
 
@@ -31,9 +32,9 @@ LOSSES = (Loss("logistic"), Loss("gce", (0.7,)), Loss("bi-tempered", (0.8, 1.2))
 SEARCH_BASE = Setting(Loss("gce", (0.7,)), 0.4, 100, held_out=5_000)
 
 
-def searched(t1: float, t2: float, rescale: bool | str = False, schedule: tuple[int, int] | None = None) -> Setting:
+def searched(t1: float, t2: float, schedule: tuple[int, int] | None = None, rescale: bool = False) -> Setting:
     """A setting tried on held-out labels, with a seed that the results do not use."""
-    return replace(SEARCH_BASE, loss=Loss("bi-tempered", (t1, t2)), rescale=rescale, schedule=schedule)
+    return replace(SEARCH_BASE, loss=Loss("bi-tempered", (t1, t2), schedule, rescale))
 
 
 SETTINGS = {
@@ -50,7 +51,7 @@ SETTINGS = {
         searched(0.3, 1.5, rescale="logits"),
         SEARCH_BASE,
     ),
-    "b": tuple(Setting(loss, 0.402, 0) for loss in LOSSES),
+    "b": tuple(Setting(loss, CIFAR100N.wrong, 0) for loss in LOSSES),
 }
 
 # Accuracy in per cent and its standard deviation. A: table 2 of the epsilon-softmax paper, last epoch of 3 runs. B: the
@@ -89,7 +90,7 @@ def plan(what: str, options: Options) -> Plan:
     )
 
     def make(folder: Path, progress: Progress) -> None:
-        images = Images.read(options.data_dir, human=protocol.noise_model == "human")
+        images = Cifar100.read(options.data_dir, human=protocol.noise_model == "human")
         run(protocol, tuple(settings), images, folder, progress, device=options.device)
         write(folder, render(folder / f"{what}.jsonl"))
 
@@ -105,10 +106,9 @@ def render(path: Path) -> Pages:
 def markdown(protocol: Protocol, rows: list[Row]) -> str:
     """Return the page of a protocol: runs on all training images, runs that held images out, and published results."""
     whole, held_out = ([row for row in rows if bool(row["held_out"]) == aside] for aside in (False, True))
-    first = rows[0]
     human = protocol.noise_model == "human"
-    kind = "human labels, 40.2 % wrong" if human else "symmetric noise"
-    commits = sorted({row["commit"][:12] for row in rows})
+    kind = f"human labels, {100 * CIFAR100N.wrong:g} % wrong" if human else "symmetric noise"
+    commits = ", ".join(sorted({row["commit"][:12] for row in rows}))
     text = f"""# Protocol {protocol.name.upper()}: CIFAR-100, ResNet-34, {kind}
 
 Accuracy on clean test labels, %. {protocol.epochs} epochs, SGD at {protocol.rate:g}, momentum {protocol.momentum:g},
@@ -131,7 +131,7 @@ Published results:
 
 {grid(["loss", *heads], lines, "---")}
 
-Made by bitempered {first["bitempered"]} ({", ".join(commits)}) with torch {first["torch"]} on {first["device"]}.
+{maker(rows[0], commits)}.
 """
 
 
@@ -139,10 +139,11 @@ def table(rows: list[Row], *columns: tuple[str, str]) -> str:
     """Return a line for each setting: its mean over the seeds and, for several, the sample standard deviation."""
     groups: dict[tuple[float, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["noise"]):
-        loss = str(Loss(row["loss"], tuple(row["numbers"]), rescale=row["rescale"]))
-        if row["schedule"]:
-            loss += f", from (1, 1) over epochs {row['schedule'][0]} to {row['schedule'][1]}"
-        groups.setdefault((row["noise"], loss), []).append(row)
+        loss = Loss.of(row)
+        name = str(replace(loss, schedule=None))
+        if loss.schedule:
+            name += f", from (1, 1) over epochs {loss.schedule[0]} to {loss.schedule[1]}"
+        groups.setdefault((row["noise"], name), []).append(row)
     lines = [
         [f"{level:.0%}", loss, *(spread([row[column] for row in found], 2) for column, _ in columns), str(len(found))]
         for (level, loss), found in groups.items()

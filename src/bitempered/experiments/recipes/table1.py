@@ -7,6 +7,7 @@ settings train to the end, all cells of a seed as one fleet. Some noise levels c
 search did not choose can be trained as well.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
@@ -14,17 +15,16 @@ from statistics import mean
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from bitempered.experiments.cells import Cell, Comparison, run
+from bitempered.experiments.cells import FIXED, VARYING, Cell, Comparison, Stages, curves_of, read_data, recipe_of
 from bitempered.experiments.datasets import DATASETS
-from bitempered.experiments.files import read_rows, value
+from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.recipes.compare import FIXED, VARYING, training_of
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, made_by, newest, png, rich_table, spread, table_csv, write
-from bitempered.experiments.runs import Progress, Row, find, identity
+from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.train import Training
 
-__all__ = ["RECIPES", "Table1", "choose", "draw_figure3", "markdown", "plan", "render", "reproduce", "table"]
+__all__ = ["TABLE1", "Table1", "choose", "draw_figure3", "markdown", "plan", "render", "reproduce", "table"]
 
 Settings = tuple[tuple[Loss, float], ...]  # losses with their learning rates
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -62,7 +62,7 @@ def tempered(*pairs: tuple[float, float]) -> tuple[Loss, ...]:
 
 LOGISTIC = (Loss("logistic"),)
 MNIST, CIFAR100 = (DATASETS[name].training for name in ("mnist", "cifar100"))
-RECIPES = {
+TABLE1 = {
     "mnist": Table1(
         "mnist",
         MNIST,
@@ -97,8 +97,8 @@ RECIPES = {
     ),
 }  # fmt: skip
 # As wide as Hardt and Ma's net, which the paper says it used: 16 times the work, so fewer cells.
-RECIPES["cifar100-wide"] = replace(
-    RECIPES["cifar100"],
+TABLE1["cifar100-wide"] = replace(
+    TABLE1["cifar100"],
     training=replace(CIFAR100, network="resnet56-wide"),
     search=replace(CIFAR100, network="resnet56-wide", epochs=15, steps=None),
     searched={
@@ -115,9 +115,9 @@ RECIPES["cifar100-wide"] = replace(
 
 def choose(dataset: str, network: str | None) -> tuple[str, Table1]:
     """Return the recipe of a data set, by default with its first network, and the recipe's name."""
-    found = {name: recipe for name, recipe in RECIPES.items() if recipe.dataset == dataset}
+    found = {name: recipe for name, recipe in TABLE1.items() if recipe.dataset == dataset}
     if not found:
-        known = dict.fromkeys(recipe.dataset for recipe in RECIPES.values())
+        known = dict.fromkeys(recipe.dataset for recipe in TABLE1.values())
         raise ValueError(f"table 1 has no dataset {dataset!r}; choose from: {', '.join(known)}")
     for name, recipe in found.items():
         if network in (None, recipe.training.network):
@@ -155,28 +155,60 @@ def reproduce(
     recipe: Table1, folder: Path, progress: Progress, *, device: str, data_dir: Path | None
 ) -> tuple[list[Row], list[Row]]:
     """Search, train, and write table1.md, table1.csv and figure3.png; return the rows and the curves."""
-    chosen = search(recipe, folder / "search", progress, device, data_dir)
-    cells = tuple(dict.fromkeys(chosen + recipe.extra_cells))
-    comparison = Comparison(recipe.dataset, recipe.training, cells, recipe.seeds, rows=recipe.rows)
-    comparisons = [comparison] + [
-        replace(comparison, cells=tuple(cell for cell in cells if cell.noise == level), seeds=seeds)
-        for level, seeds in recipe.more_seeds.items()
-    ]
-    seeds = [len(part.seeds) for part in comparisons]
-    rows: list[Row] = []
-    for place, part in enumerate(comparisons):
-
-        def tell(done: int, of: int, text: str, place: int = place) -> None:
-            epochs = of // seeds[place]  # of one seed
-            progress(sum(seeds[:place]) * epochs + done, sum(seeds) * epochs, text)
-
-        rows += run(part, folder, tell, name="table1", device=device, data_dir=data_dir)
-    names = identity(comparison.setting(chosen[0], 0), "")
-    wanted = [{name: row[name] for name in names} for row in rows]
-    kept = read_rows(folder / "curves.jsonl")
-    curves = [row for setting in wanted if (row := find(kept, setting)) is not None]
+    stages = prepare(recipe, progress, device, data_dir)
+    chosen = search(recipe, folder / "search", stages)
+    rows = [row for part in final(recipe, chosen) for row in stages.run(part, folder, "table1")]
+    curves = curves_of(folder, rows)
     write(folder, pages(recipe, rows, curves))
     return rows, curves
+
+
+def prepare(recipe: Table1, progress: Progress, device: str, data_dir: Path | None) -> Stages:
+    """Read the data, and count the work of the search and of what follows it."""
+    some = comparison(recipe, recipe.training, candidates(recipe, recipe.levels[0]), recipe.seeds)
+    data = read_data(some, data_dir)
+    runs = 0
+    for level in recipe.levels:
+        cells = len(recipe.searched) + sum(cell.noise == level for cell in recipe.extra_cells)
+        runs += cells * (len(recipe.seeds) + len(recipe.more_seeds.get(level, ())))
+    work = some.epochs(data) * runs + sum(part.work(data) for part in searches(recipe).values())
+    return Stages(data, work, progress, device, data_dir)
+
+
+def comparison(recipe: Table1, training: Training, cells: Iterable[Cell], seeds: tuple[int, ...]) -> Comparison:
+    return Comparison(recipe.dataset, training, tuple(cells), seeds, rows=recipe.rows)
+
+
+def candidates(recipe: Table1, level: float) -> list[Cell]:
+    return [Cell(loss, level, rate) for found in recipe.searched.values() for loss, rate in found]
+
+
+def searches(recipe: Table1) -> dict[float, Comparison]:
+    """Return what the search trains at each of its noise levels; nothing if every loss has one setting."""
+    if all(len(found) == 1 for found in recipe.searched.values()):
+        return {}
+    seeds = (SEARCH_SEED,)
+    return {at: comparison(recipe, recipe.search, candidates(recipe, at), seeds) for at in searched(recipe)}
+
+
+def search(recipe: Table1, folder: Path, stages: Stages) -> tuple[Cell, ...]:
+    """Train every setting on the shortened schedule and return the best of each loss for each level."""
+    best = {at: candidates(recipe, at) for at in searched(recipe)}
+    for at, part in searches(recipe).items():
+        best[at] = winners(recipe, stages.run(part, folder, "search", f"search, noise {at:.0%}: "))
+    return cells_of(recipe, best)
+
+
+def final(recipe: Table1, chosen: tuple[Cell, ...]) -> list[Comparison]:
+    """Return what is trained to the end: the chosen and the extra cells, and some levels with more seeds."""
+    cells = tuple(dict.fromkeys(chosen + recipe.extra_cells))
+    return [
+        comparison(recipe, recipe.training, cells, recipe.seeds),
+        *(
+            comparison(recipe, recipe.training, (cell for cell in cells if cell.noise == level), seeds)
+            for level, seeds in recipe.more_seeds.items()
+        ),
+    ]
 
 
 def pages(recipe: Table1, rows: list[Row], curves: list[Row]) -> Pages:
@@ -191,46 +223,25 @@ def pages(recipe: Table1, rows: list[Row], curves: list[Row]) -> Pages:
 def render(path: Path) -> Pages:
     """Render the pages of a file of rows again, for the settings that the search beside it chose."""
     folder, rows = path.parent, newest(read_rows(path), VARYING, FIXED)
-    recipe = recipe_of(rows[0])
+    recipe = table_of(rows[0])
     if tried := read_rows(folder / "search" / "search.jsonl"):
         tried = newest(tried, VARYING, FIXED)
         at = {level: winners(recipe, [row for row in tried if row["noise"] == level]) for level in searched(recipe)}
         cells = cells_of(recipe, at)
         rows = [row for row in rows if Cell.of(row) in cells or Cell.of(row) in recipe.extra_cells]
-    curves = newest(read_rows(folder / "curves.jsonl"), VARYING, FIXED)
-    places = {key(row): place for place, row in enumerate(rows)}
-    return pages(recipe, rows, sorted((row for row in curves if key(row) in places), key=lambda row: places[key(row)]))
+    return pages(recipe, rows, curves_of(folder, rows))
 
 
-def key(row: Row) -> str:
-    return str([value(row, name) for name in VARYING])
-
-
-def recipe_of(row: Row) -> Table1:
+def table_of(row: Row) -> Table1:
     """Return the recipe of a row, with the row's own training."""
     (recipe,) = (
         recipe
-        for recipe in RECIPES.values()
+        for recipe in TABLE1.values()
         if (recipe.dataset, recipe.training.network) == (row["dataset"], row["network"])
     )
-    return replace(recipe if row["rows"] is None else quick(recipe), training=training_of(row), rows=row["rows"])
-
-
-def search(recipe: Table1, folder: Path, progress: Progress, device: str, data_dir: Path | None) -> tuple[Cell, ...]:
-    """Train every setting on the shortened schedule and return the best of each loss for each level."""
-    best: dict[float, list[Cell]] = {}
-    levels = searched(recipe)
-    for place, at in enumerate(levels):  # one fleet for each
-        best[at] = [Cell(loss, at, rate) for found in recipe.searched.values() for loss, rate in found]
-        if len(best[at]) == len(recipe.searched):
-            continue
-        comparison = Comparison(recipe.dataset, recipe.search, tuple(best[at]), (SEARCH_SEED,), rows=recipe.rows)
-
-        def tell(done: int, of: int, text: str, before: int = place * recipe.search.epochs) -> None:
-            progress(before + done, len(levels) * recipe.search.epochs, f"search, noise {at:.0%}: {text}")  # noqa: B023
-
-        best[at] = winners(recipe, run(comparison, folder, tell, name="search", device=device, data_dir=data_dir))
-    return cells_of(recipe, best)
+    return replace(
+        recipe if row["rows"] is None else quick(recipe), training=recipe_of([row]).training, rows=row["rows"]
+    )
 
 
 def nearest(recipe: Table1) -> dict[float, float]:

@@ -18,13 +18,13 @@ from rich.table import Table
 
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.files import append_rows, lock, read_rows
-from bitempered.experiments.imagenet import Learner, Run, Training, read_folder
+from bitempered.experiments.imagenet import ImagenetRun, ImagenetTraining, Learner, read_folder
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, made_by, newest, rich_table, spread, write
-from bitempered.experiments.runs import Job, Progress, Row, find, make, provenance, today
+from bitempered.experiments.runs import Job, Progress, Row, Tell, find, make, provenance, today
 
-__all__ = ["RECIPES", "Table2", "markdown", "plan", "quick", "render", "reproduce", "table"]
+__all__ = ["TABLE2", "Table2", "markdown", "plan", "quick", "render", "reproduce", "table"]
 
 CLASSES = 1000  # of ImageNet
 VARYING = ("loss", "numbers", "seed")  # among the runs of a table
@@ -38,7 +38,7 @@ PAPER = {
 class Table2:
     """The runs of one network, and the step that is timed."""
 
-    training: Training
+    training: ImagenetTraining
     losses: tuple[Loss, ...] = (Loss("logistic"), Loss("bi-tempered", (0.9, 1.05)))
     images: int | None = None  # the most in each of training and validation: the first of each class, at least one
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -47,9 +47,9 @@ class Table2:
 
 
 # ImageNet's 1,281,167 images are 312 batches, so five epochs are 1,560 steps.
-RECIPES = {
+TABLE2 = {
     name: Table2(
-        Training(
+        ImagenetTraining(
             name, epochs=180, batch_size=4096, micro_batch=256, rate=1.6, stairs=(1 / 3, 2 / 3, 8 / 9), warmup=1_560,
             weight_decay=1e-4,
         )
@@ -70,9 +70,9 @@ def quick(recipe: Table2, device: str) -> Table2:
 
 def plan(what: str, options: Options) -> Plan:
     network = options.network or "resnet18"
-    if network not in RECIPES:
-        raise ValueError(f"table 2 has no network {network!r}; choose from: {', '.join(RECIPES)}")
-    recipe = quick(RECIPES[network], options.device) if options.quick else RECIPES[network]
+    if network not in TABLE2:
+        raise ValueError(f"table 2 has no network {network!r}; choose from: {', '.join(TABLE2)}")
+    recipe = quick(TABLE2[network], options.device) if options.quick else TABLE2[network]
     if options.seeds is not None:
         recipe = replace(recipe, seeds=tuple(range(options.seeds)))
 
@@ -96,7 +96,8 @@ def reproduce(
         torch.backends.cudnn.benchmark = True
     folder.mkdir(parents=True, exist_ok=True)
     progress(0, 1, "timing a step with each loss")
-    with lock(folder, "speed", wait=True):
+    waiting = partial(progress, 0, 1, "waiting for another process, which is timing a step with each loss")
+    with lock(folder, "speed", waiting):
         maker = provenance(device)
         wanted = {**timing(recipe), **{name: value for name, value in maker.items() if name != "commit"}}
         speed = find(read_rows(folder / "speed.jsonl"), wanted)
@@ -107,14 +108,8 @@ def reproduce(
     plan = [(seed, loss) for seed in recipe.seeds for loss in recipe.losses]
 
     def job(seed: int, loss: Loss) -> Job:
-        def train(places: list[int], checkpoints: list[Checkpoint], done: int) -> tuple[list[Row], list[Row]]:
-            run = Run(recipe.training, loss, seed, data, torch.device(device))
-            steps = len(run.rates)
-
-            def on_step(step: int, text: str) -> None:
-                progress(done * steps + step, len(plan) * steps, text)
-
-            metrics = run.train(checkpoints[0], on_step)
+        def train(places: list[int], checkpoints: list[Checkpoint], tell: Tell) -> tuple[list[Row], list[Row]]:
+            metrics = ImagenetRun(recipe.training, loss, seed, data, torch.device(device)).train(checkpoints[0], tell)
             best = max(metrics, key=lambda epoch: epoch["top1"])
             row = {
                 "top1_last": metrics[-1]["top1"], "top1_best": best["top1"], "best_epoch": best["epoch"],
@@ -123,19 +118,20 @@ def reproduce(
             curve = {name: [epoch[name] for epoch in metrics] for name in ("training_loss", "top1", "seconds")}
             return [row], [curve]
 
-        return Job(f"{loss.name}-seed{seed}", [recipe.training.identity(loss, seed, data)], train)
+        runs = [recipe.training.identity(loss, seed, data)]
+        return Job(f"{loss.name}-seed{seed}", runs, train, recipe.training.steps(data))
 
-    rows = make([partial(job, *cell) for cell in plan], folder, "table2", device)
+    rows = make([partial(job, *cell) for cell in plan], folder, "table2", progress, device=device)
     write(folder, {"table2.md": markdown(recipe, rows, speed).encode()})
     return rows, speed
 
 
 def render(path: Path) -> Pages:
     """Render the page of a file of rows again, with the last timed step beside it."""
-    names = {field.name: "learning_rate" if field.name == "rate" else field.name for field in fields(Training)}
+    names = {field.name: "learning_rate" if field.name == "rate" else field.name for field in fields(ImagenetTraining)}
     rows = newest(read_rows(path), VARYING, names.values())
-    training = Training(**{field: rows[0][name] for field, name in names.items()})
-    losses = tuple(dict.fromkeys(Loss(row["loss"], tuple(row["numbers"])) for row in rows))
+    training = ImagenetTraining(**{field: rows[0][name] for field, name in names.items()})
+    losses = tuple(dict.fromkeys(map(Loss.of, rows)))
     recipe = Table2(training, losses, seeds=tuple(sorted({row["seed"] for row in rows})))
     return {"table2.md": markdown(recipe, rows, read_rows(path.with_name("speed.jsonl"))[-1]).encode()}
 

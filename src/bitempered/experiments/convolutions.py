@@ -8,6 +8,9 @@ Sums over pixels are split in a fixed way and added in a fixed order, so results
 `networks` has the same networks in plain PyTorch; tests/test_networks.py compares.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# Kernels are not Python: Triton infers their types.
+
 from itertools import pairwise
 from typing import Any
 
@@ -114,17 +117,22 @@ def _weight_gradient(
 
 
 @triton.jit
+def _corner(i, corner, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, C: tl.constexpr):
+    """Where one of the four pixels under output i of the pooling is in the input."""
+    pixel = i // C
+    image, h, w = pixel // (HEIGHT // 2 * (WIDTH // 2)), pixel // (WIDTH // 2) % (HEIGHT // 2), pixel % (WIDTH // 2)
+    return ((image * HEIGHT + 2 * h + corner // 2) * WIDTH + 2 * w + corner % 2) * C + i % C
+
+
+@triton.jit
 def _relu_pool(x_ptr, y_ptr, where_ptr, size, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, C: tl.constexpr,
                BLOCK: tl.constexpr):  # fmt: skip
     """The largest of 2 x 2 and 0, and which it was: 0 to 3, 4 for none."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    pixel = i // C
-    image, h, w = pixel // (HEIGHT // 2 * (WIDTH // 2)), pixel // (WIDTH // 2) % (HEIGHT // 2), pixel % (WIDTH // 2)
     best = tl.zeros((BLOCK,), dtype=tl.float32)
     which = tl.full((BLOCK,), 4, dtype=tl.int32)
     for corner in tl.static_range(4):
-        at = ((image * HEIGHT + 2 * h + corner // 2) * WIDTH + 2 * w + corner % 2) * C + i % C
-        value = tl.load(x_ptr + at, mask=i < size, other=0.0).to(tl.float32)
+        value = tl.load(x_ptr + _corner(i, corner, HEIGHT, WIDTH, C), mask=i < size, other=0.0).to(tl.float32)
         which = tl.where(value > best, corner, which)
         best = tl.maximum(value, best)
     tl.store(y_ptr + i, best.to(y_ptr.dtype.element_ty), mask=i < size)
@@ -135,12 +143,10 @@ def _relu_pool(x_ptr, y_ptr, where_ptr, size, HEIGHT: tl.constexpr, WIDTH: tl.co
 def _relu_pool_gradient(g_ptr, where_ptr, dx_ptr, size, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, C: tl.constexpr,
                         BLOCK: tl.constexpr):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    pixel = i // C
-    image, h, w = pixel // (HEIGHT // 2 * (WIDTH // 2)), pixel // (WIDTH // 2) % (HEIGHT // 2), pixel % (WIDTH // 2)
     g = tl.load(g_ptr + i, mask=i < size, other=0.0)
     which = tl.load(where_ptr + i, mask=i < size, other=4).to(tl.int32)
     for corner in tl.static_range(4):
-        at = ((image * HEIGHT + 2 * h + corner // 2) * WIDTH + 2 * w + corner % 2) * C + i % C
+        at = _corner(i, corner, HEIGHT, WIDTH, C)
         tl.store(dx_ptr + at, tl.where(which == corner, g, 0.0).to(dx_ptr.dtype.element_ty), mask=i < size)
 
 
