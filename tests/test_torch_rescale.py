@@ -181,13 +181,14 @@ def test_bad_rescale():
         assert bi_tempered_logistic_loss(logits, target, 0.8, 20.0).isfinite()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("rate", [0.3, 100.0])
 def test_learnable_temperatures_stay_strictly_within_bounds(dtype, rate):
     temperatures = LearnableTemperatures().to(dtype)
     optimizer = torch.optim.Adam(temperatures.parameters(), lr=rate)
     generator = torch.Generator().manual_seed(0)
-    steps = 2500  # of each: 10,000 in all
+    steps = 10_000
     signs = torch.randn(steps, 2, generator=generator)
     signs[: steps // 2] += 3 * torch.tensor([1.0, -1.0])  # first pushed to one end, then at random
     seen = torch.empty(steps, 2, dtype=dtype)
