@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bitempered import core
-from bitempered.checks import check_rescale, check_temperatures
+from bitempered.checks import check_indices, check_rescale, check_temperatures, value_range
 from bitempered.encoding import encode_classes, factors
 from bitempered.numpy import bi_tempered_logistic_loss, xp
 
@@ -149,16 +149,14 @@ class _Loss:
             )
         if labels.dtype.kind not in "biuf":
             raise ValueError(f"labels must be class indices, numbers from 0 to {classes - 1}, got dtype {labels.dtype}")
-        if not np.isin(labels, np.arange(classes)).all():
-            seen = f"values from {labels.min():g} to {labels.max():g}"
-            raise IndexError(f"labels must be class indices from 0 to {classes - 1}, got {seen}")
+        check_indices(labels, classes, "labels")
         if classes == 2:
             a = np.stack((np.zeros(n), a), axis=1)
         w = np.ones(n) if weight is None or np.size(weight) == 0 else np.asarray(weight, dtype=np.float64)
         if w.shape != (n,):
             raise ValueError(f"there must be one weight for each of the {n} labels, got shape {w.shape}")
         if not ((w >= 0) & (w < np.inf)).all():  # h would take their sign
-            raise ValueError(f"weights must be finite numbers >= 0, got values from {w.min():g} to {w.max():g}")
+            raise ValueError(f"weights must be finite numbers >= 0, got {value_range(w)}")
         return a, labels.astype(np.int64), w
 
     def _mean(self, first: Any, second: Any, weight: ArrayLike | None) -> float:

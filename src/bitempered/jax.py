@@ -34,7 +34,7 @@ from bitempered.checks import (
     check_temperatures,
     is_integer,
 )
-from bitempered.encoding import encode_binary, encode_classes, namespace, widen
+from bitempered.encoding import encode_binary, encode_classes, namespace, nan_if_negative, weigh_elements, widen
 
 try:
     import jax
@@ -203,17 +203,16 @@ def bi_tempered_logistic_loss(
     axis = check_class_loss(logits, target, weight, label_smoothing, axis)
     a = widen(logits)
     kept = _kept(where, logits, axis)
-    indices = is_integer(target)
-    y, w, is_label = encode_classes(a, target, weight, label_smoothing, axis, indices=indices, kept=kept, xp=xp)
-    if indices:
-        index = jnp.expand_dims(target, axis)
-        y = jnp.where((index >= 0) & (index < a.shape[axis]), y, math.nan)
+    y, w, is_label = encode_classes(
+        a, target, weight, label_smoothing, axis, indices=is_integer(target), checked=False, kept=kept, xp=xp
+    )
     if kept is not None:
         any_kept = jnp.any(kept, axis=axis, keepdims=True)
         # If a row keeps no class, its logits become 0 (and its weight 0): no NaN can reach a derivative.
         a = jnp.where(kept, a, jnp.where(any_kept, -math.inf, 0.0))
         y = jnp.where(any_kept, y, 0.0)
-    losses = _loss(a, y, w, *_temperatures(t1, t2, a, axis, rescale), axis, is_label, rescale)
+    first, second = _temperatures(t1, t2, a, axis, rescale)
+    losses = _loss(a, y, w, first, second, axis=axis, is_label=is_label, rescale=rescale)
     return jnp.squeeze(losses, axis).astype(logits.dtype)
 
 
@@ -249,11 +248,11 @@ def bi_tempered_binary_logistic_loss(
     pos_weight = None if pos_weight is None else jnp.asarray(pos_weight)
     check_binary(logits, target, weight, pos_weight)
     a, y, w = encode_binary(widen(logits), target, pos_weight, xp=xp)
-    temperatures = _temperatures(t1, t2, a, logits.ndim, rescale)
-    losses = _loss(a, y, w, *temperatures, logits.ndim, False, rescale)[..., 0]
+    first, second = _temperatures(t1, t2, a, logits.ndim, rescale)
+    losses = _loss(a, y, w, first, second, axis=logits.ndim, is_label=False, rescale=rescale)[..., 0]
     if weight is not None:
         weight = jnp.where(weight < 0, math.nan, weight.astype(losses.dtype))
-        losses = jnp.where(weight == 0, 0.0, losses * weight)  # 0 times an infinite loss is 0
+        losses = weigh_elements(losses, weight, xp=xp)
     return losses.astype(logits.dtype)
 
 
@@ -470,9 +469,9 @@ def _log_softmax(a: Array, t: Any, axis: int) -> tuple[Array, Array]:
     return jnp.where(log_p == -math.inf, -math.inf, log_p), partition
 
 
-@partial(jax.jit, static_argnums=(5, 6, 7))
-def _loss(a: Array, y: Array, w: Array | None, t1: Any, t2: Any, axis: int, is_label: bool, rescale: bool) -> Array:
-    y = jnp.where((y if w is None else y * w) >= 0, y, math.nan)
+@partial(jax.jit, static_argnames=("axis", "is_label", "rescale"))
+def _loss(a: Array, y: Array, w: Array | None, t1: Any, t2: Any, *, axis: int, is_label: bool, rescale: bool) -> Array:
+    y = nan_if_negative(y, w, xp=xp)
     outer: Any = 1.0
     if rescale:
         inner, outer = core.scales(a.shape[axis], _value(t1), _value(t2))

@@ -13,6 +13,7 @@ from sklearn.utils import check_array
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
+from bitempered.checks import value_range
 from bitempered.diagnosis import learning_problem
 from bitempered.encoding import factors
 from bitempered.numpy import tempered_log_softmax, tempered_softmax
@@ -102,10 +103,7 @@ def all_logits(logits: Array) -> Array:
 
 def check_weights(weight: Array, name: str) -> None:
     if not (weight.min() >= 0 and 0 < weight.max() < math.inf):
-        raise ValueError(
-            f"{name} must hold finite numbers >= 0, not all of them zero,"
-            f" got values from {weight.min():g} to {weight.max():g}"
-        )
+        raise ValueError(f"{name} must hold finite numbers >= 0, not all of them zero, got {value_range(weight)}")
 
 
 def check_positive(value: Any, name: str) -> None:
