@@ -56,10 +56,10 @@ def factors(rescale: bool, classes: int, t1: float, t2: float) -> tuple[float, f
 def encode_classes(
     a: Array,
     target: Array,
-    weight: Array | None,
-    label_smoothing: float,
-    axis: int,
+    weight: Array | None = None,
     *,
+    label_smoothing: float = 0.0,
+    axis: int,
     indices: bool,
     checked: bool = True,
     kept: Array | None = None,
@@ -90,7 +90,7 @@ def encode_classes(
 
 
 def encode_binary(
-    a: Array, target: Array, pos_weight: Array | None, label_smoothing: float = 0.0, *, xp: Any
+    a: Array, target: Array, pos_weight: Array | None = None, *, label_smoothing: float = 0.0, xp: Any
 ) -> tuple[Array, Array, Array | None]:
     """Return logits (0, a), probabilities (1 - y, y) and weights (1, pos_weight), on a new last axis."""
     y = xp.cast(target, a)

@@ -241,9 +241,8 @@ class BiTemperedLogisticLoss(_Loss):
                 # Keras has already cast the target, which may have been in half precision.
                 check_probabilities(values, axis, sum_tolerance(itemsize=2), "y_true")
             y_true = _constant(y_true)
-        y, _, is_label = encode_classes(
-            y_pred, y_true, None, self.label_smoothing, axis, indices=indices, checked=False, xp=xp
-        )
+        options: dict[str, Any] = {"label_smoothing": self.label_smoothing, "axis": axis, "checked": False}
+        y, _, is_label = encode_classes(y_pred, y_true, indices=indices, **options, xp=xp)
         t1, t2 = self._pair(classes, y_pred)
         return _losses(y_pred, y, t1, t2, axis=axis, is_label=is_label, rescale=self.rescale)
 
@@ -280,7 +279,7 @@ class BiTemperedBinaryLogisticLoss(_Loss):
         values = _values(y_true)
         if values is not None:
             check_binary_probabilities(values, "y_true")
-        a, y, _ = encode_binary(y_pred, _constant(y_true), None, self.label_smoothing, xp=xp)
+        a, y, _ = encode_binary(y_pred, _constant(y_true), label_smoothing=self.label_smoothing, xp=xp)
         t1, t2 = self._pair(2, y_pred)
         losses = _losses(a, y, t1, t2, axis=len(logits), is_label=False, rescale=self.rescale)
         return ops.sum(losses, axis=-1) / ops.sum(ops.ones_like(losses), axis=-1)  # ops.mean is float32 on JAX

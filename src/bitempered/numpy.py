@@ -273,7 +273,7 @@ def _loss(
     _check_weight(weight, "weight")
     with _quiet():
         a = widen(logits)
-        y, w, is_label = encode_classes(a, target, weight, smoothing, axis, indices=indices, xp=xp)
+        y, w, is_label = encode_classes(a, target, weight, label_smoothing=smoothing, axis=axis, indices=indices, xp=xp)
         weighted = core.weigh(y, w, is_label=is_label, axis=axis, xp=xp)
         losses, gradient = _weighted_loss(a, weighted, t1, t2, axis=axis, rescale=rescale, with_gradient=with_gradient)
         return losses.astype(logits.dtype), gradient.astype(logits.dtype)

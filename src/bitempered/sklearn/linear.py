@@ -239,7 +239,7 @@ class _Objective:
         self.classes = max(theta.shape[1], 2)
         self.inner, self.outer = factors(rescale, self.classes, t1, t2)
         logits = np.empty((self.classes, len(labels)))
-        self.y, _, _ = encode_classes(logits, labels, None, 0.0, 0, indices=True, xp=xp)
+        self.y, _, _ = encode_classes(logits, labels, axis=0, indices=True, xp=xp)
         self.is_label = self.y > 0
         self.last: core.State | None = None
         # The size of a gradient at equal probabilities relative to cross-entropy's (and above 0), so that `tol` means

@@ -46,7 +46,7 @@ class BiTemperedLogisticLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.t1, self.t2, self.rescale = check_stored_options(t1, t2, rescale)
-        check_options(ignore_index, reduction, label_smoothing)
+        check_options(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
         check_class_weight(weight, "weight")
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
-from bitempered.kernels.targets import target_weights
+from bitempered.kernels.targets import mean_divisor
 from bitempered.kernels.triton.label_loss import class_gradients_kernel, divisor_kernel, loss_kernel
 from bitempered.kernels.triton.launch import (
     ASSERTING_OPTIONS,
@@ -144,10 +144,8 @@ def _compute(
     counted = divisor is not None or n > _COUNTED_BY_EACH or not indices or label_smoothing > 0
     count = None
     if mean and counted and divisor is None:
-        if not indices:
-            divisor = torch.full((), n, dtype=torch.float32, device=device)
-        elif n > _COUNTED_BY_ONE:
-            divisor, key = target_weights(target, weight, ignore_index, torch.float32).sum(), None
+        if not indices or n > _COUNTED_BY_ONE:
+            divisor, key = mean_divisor(target, weight, axis=axis, ignore_index=ignore_index), None
         else:
             divisor = torch.empty((), dtype=torch.float32, device=device)
             constants = {"WEIGHTED": weight is not None, "COUNT": 4096, "num_warps": 8, **COMPILER_OPTIONS}
