@@ -58,7 +58,7 @@ def xgboost_objective(
     >>> gradient.round(4), h.round(4)
     (array([[-0.6667,  0.3333,  0.3333]]), array([[0.4444, 0.4444, 0.4444]]))
     """
-    return _Objective(t1, t2, num_class, rescale, doubled=True)
+    return _Objective(t1, t2, num_class, rescale=rescale, doubled=True)
 
 
 def lightgbm_objective(
@@ -77,7 +77,7 @@ def lightgbm_objective(
     >>> h.round(4)
     array([[0.3333, 0.3333, 0.3333]])
     """
-    return _Objective(t1, t2, num_class, rescale, doubled=False)
+    return _Objective(t1, t2, num_class, rescale=rescale, doubled=False)
 
 
 def xgboost_metric(t1: float, t2: float, num_class: int, *, rescale: bool = False) -> Callable[..., Any]:
@@ -92,7 +92,7 @@ def xgboost_metric(t1: float, t2: float, num_class: int, *, rescale: bool = Fals
     >>> round(xgboost_metric(1.0, 1.0, 3)(np.array([0]), np.zeros((1, 3))), 4)
     1.0986
     """
-    return _XGBoostMetric(t1, t2, num_class, rescale)
+    return _XGBoostMetric(t1, t2, num_class, rescale=rescale)
 
 
 def lightgbm_metric(
@@ -108,7 +108,7 @@ def lightgbm_metric(
         A callable that takes (scores, Dataset) or (labels, scores, weight=None) and returns a name, the (weighted)
         mean, and False: lower is better.
     """
-    return _LightGBMMetric(t1, t2, num_class, rescale)
+    return _LightGBMMetric(t1, t2, num_class, rescale=rescale)
 
 
 NAME = "bi_tempered_loss"  # of the metric, in the libraries' logs

@@ -220,7 +220,10 @@ class BiTemperedLogisticLoss(_Loss):
         dtype: Any = None,
         rescale: bool = False,
     ) -> None:
-        super().__init__(t1, t2, from_logits, label_smoothing, reduction, name, dtype, rescale)
+        super().__init__(
+            t1, t2, from_logits=from_logits, label_smoothing=label_smoothing, reduction=reduction, name=name,
+            dtype=dtype, rescale=rescale,
+        )  # fmt: skip
         if not isinstance(axis, int):
             raise TypeError(f"axis must be an int, got {type(axis).__name__}")
         self.axis = axis

@@ -94,7 +94,7 @@ def _find_or_make() -> ctypes.CDLL:
         try:
             loaded = _load(path)
         except AttributeError as error:
-            raise Unavailable(f"{shlex.join(command)} made something else: {error}") from None
+            raise Unavailable(f"{shlex.join(command)} did not make a library with the loss in it: {error}") from None
         path.chmod(0o600)
         os.replace(path, folder / _name(key, path))  # atomically: another process may be doing the same
     return loaded

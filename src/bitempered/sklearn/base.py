@@ -48,10 +48,10 @@ class TemperedClassifier(ClassifierMixin, BaseEstimator):
         self.scale_, _ = factors(self.rescale, len(self.classes_), t1, t2)
 
     def _warn_unless_learnt(self, logits: Array, labels: Array, weight: Array, advice: str) -> None:
-        """Warn if the logits of the training examples answer one class only, or never one of the classes.
+        """Warn if the fit predicts the same class for all training examples, or one of the classes never.
 
-        Classes of little weight, less than a quarter of an even share, may be given up; and scikit-learn does not warn
-        at the ordinary logistic loss.
+        It may give up a class with less than a quarter of an even share of the weight. At the ordinary logistic loss
+        there is no warning, as in scikit-learn.
         """
         if (self.t1_, self.t2_) == (1, 1):
             return

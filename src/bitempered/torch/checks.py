@@ -129,7 +129,7 @@ def _as_temperature(t: Tensor, name: str, logits: Tensor, shape: torch.Size) -> 
 
 
 def check_temperature_values(t1: Temperature, t2: Temperature) -> None:
-    """Validate temperatures of which one at least is a tensor."""
+    """Validate the values of two temperatures, at least one of which is a tensor."""
     tensor = t1 if isinstance(t1, Tensor) else t2
     assert isinstance(tensor, Tensor)
     _check_values(

@@ -168,16 +168,9 @@ def bi_tempered_logistic_loss(
     Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
     """
     target, options = checked_class_options(
-        logits,
-        target,
-        weight,
-        t1=t1,
-        t2=t2,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-        rescale=rescale,
-    )
+        logits, target, weight, t1=t1, t2=t2, ignore_index=ignore_index, reduction=reduction,
+        label_smoothing=label_smoothing, rescale=rescale,
+    )  # fmt: skip
     return class_loss(logits, target, weight, options, rescale=rescale, dtype=result_dtype(logits))
 
 
@@ -187,13 +180,13 @@ def class_loss(
     """`bi_tempered_logistic_loss` of arguments that are valid except, perhaps, in their values, which it checks."""
     t1, t2, axis = options.t1, options.t2, options.axis
     if isinstance(t1, Tensor) or isinstance(t2, Tensor):
-        kernels.choose_core("it takes temperatures that are numbers, got a tensor")
+        kernels.choose_core("loss", "it takes temperatures that are numbers, got a tensor")
         kernel = "core"
     else:
         kernel = kernels.choose(logits, target, axis)
     factor: Temperature = 1.0
     if rescale:
-        logits, factor = _rescaled(logits, logits.shape[axis], t1, t2, axis)
+        logits, factor = _rescaled(logits, classes=logits.shape[axis], t1=t1, t2=t2, axis=axis)
     if kernel != "triton":  # which asserts values on the device
         check_not_negative(weight, "weight")
     if kernel != "core":  # "cpu" checks class indices itself
@@ -207,7 +200,7 @@ def class_loss(
 
 
 def _rescaled(
-    logits: Tensor, classes: int, t1: Temperature, t2: Temperature, axis: int | None
+    logits: Tensor, *, classes: int, t1: Temperature = 1.0, t2: Temperature, axis: int | None
 ) -> tuple[Tensor, Temperature]:
     """The logits times K^(t2-1), in the dtype to compute in, and the factor K^(1-t1) of each example's loss."""
     logit_scale, factor = core.scales(classes, t1, t2)
@@ -220,8 +213,8 @@ def _rescaled(
     return torch.where(finite, scaled, a), factor
 
 
-def probabilities(logits: Tensor, t2: Temperature, axis: int, rescale: bool) -> Tensor:
-    """The probabilities of a model trained with temperature t2: `tempered_softmax`, if need be of rescaled logits."""
+def probabilities(logits: Tensor, t2: Temperature, *, axis: int, rescale: bool) -> Tensor:
+    """The probabilities of a model trained with temperature t2: `tempered_softmax` of its logits, rescaled or not."""
     check_floating(logits, "logits")
     check_class_axis(logits, axis)
     if not rescale:
@@ -229,18 +222,18 @@ def probabilities(logits: Tensor, t2: Temperature, axis: int, rescale: bool) -> 
     axis %= logits.dim()
     t2 = temperature_per_example(t2, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
     check_rescale(rescale, logits.shape[axis], 1.0 if isinstance(t2, Tensor) else t2)
-    scaled, _ = _rescaled(logits, logits.shape[axis], 1.0, t2, axis)
+    scaled, _ = _rescaled(logits, classes=logits.shape[axis], t2=t2, axis=axis)
     return tempered_softmax(scaled, t2, axis).to(result_dtype(logits))
 
 
-def binary_probabilities(logits: Tensor, t2: Temperature, rescale: bool) -> Tensor:
+def binary_probabilities(logits: Tensor, t2: Temperature, *, rescale: bool) -> Tensor:
     """`probabilities` of the positive class, for logits against 0."""
     check_floating(logits, "logits")
     if not rescale:
         return tempered_sigmoid(logits, t2)
     t2 = temperature_per_example(t2, logits, logits.shape)
     check_rescale(rescale, 2, 1.0 if isinstance(t2, Tensor) else t2)
-    scaled, _ = _rescaled(logits, 2, 1.0, t2, None)
+    scaled, _ = _rescaled(logits, classes=2, t2=t2, axis=None)
     return tempered_sigmoid(scaled, t2).to(result_dtype(logits))
 
 
@@ -283,7 +276,7 @@ def bi_tempered_binary_logistic_loss(
     kernels.choose(logits, target, None)  # raises if a kernel is forced: none computes this loss
     if pos_weight is not None:
         pos_weight = pos_weight.expand_as(logits)
-    a, factor = _rescaled(logits, 2, t1, t2, None) if rescale else (logits, 1.0)
+    a, factor = _rescaled(logits, classes=2, t1=t1, t2=t2, axis=None) if rescale else (logits, 1.0)
     losses = loss_per_example(a, target, pos_weight, LossOptions(t1=t1, t2=t2, axis=None))
     losses = losses * factor if rescale else losses
     if weight is not None:
@@ -300,7 +293,7 @@ def _softmax(logits: Tensor, t: Temperature, dim: int, what: str) -> Tensor:
     axis = dim % logits.dim()
     t = temperature_per_example(t, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
     if isinstance(t, Tensor):
-        kernels.choose_core("it takes a temperature that is a number, got a tensor")
+        kernels.choose_core("softmax", "it takes a temperature that is a number, got a tensor")
     elif kernels.choose(logits, None, axis) == "triton":
         return softmax_by_kernel(logits, t, axis, what, result_dtype(logits))
     log_p, partition = log_softmax_and_partition(logits, t, axis)

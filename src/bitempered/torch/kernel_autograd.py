@@ -55,8 +55,8 @@ class _KernelLoss(torch.autograd.Function):
         return kernel.scale_(gradient, g, options.axis), None, None, None, None, None
 
 
-# Function.apply also handles the transforms of torch.func, under which no kernel is chosen. For a small loss that would
-# take much of the time.
+# Function.apply first handles torch.func transforms, which takes much of a small loss's time. No kernel runs under a
+# transform, so skip that.
 _apply_kernel_loss = hooks.single_level_apply(_KernelLoss)
 
 

@@ -92,8 +92,7 @@ def linear_bi_tempered_logistic_loss(
         A scalar, or for "none" the shape of `hidden` without H. The dtype is that of `hidden`, float32 under autocast.
 
     It has only first derivatives, in `hidden`, `weight`, `bias`, t1 and t2: second ones, forward mode and torch.func
-    raise.
-    Keep this loss outside torch.compile, inside which all logits are formed at once.
+    raise. Keep this loss outside torch.compile, inside which all logits are formed at once.
 
     >>> hidden, weight = torch.eye(2), torch.tensor([[4.0, 0.0], [0.0, 9.0], [0.0, 0.0]])
     >>> linear_bi_tempered_logistic_loss(hidden, weight, torch.tensor([0, 2]), t1=0.8, t2=1.2, reduction="none")
@@ -120,14 +119,9 @@ def linear_bi_tempered_logistic_loss(
     target, options = checked_class_options(
         hidden.detach().new_empty(()).expand(len(hidden), len(weight)),  # the shape of all logits, without their memory
         target.reshape(-1, len(weight)) if target.is_floating_point() else target.reshape(-1),
-        class_weight,
-        t1=t1,
-        t2=t2,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
+        class_weight, t1=t1, t2=t2, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing,
         rescale=rescale,
-    )
+    )  # fmt: skip
     check_not_negative(class_weight, "class_weight")
     if torch.compiler.is_compiling():
         logits = _capped(F.linear(hidden, weight, bias), softcap)
@@ -190,7 +184,8 @@ class LinearBiTemperedLogisticLoss(nn.Module):
     def probabilities(self, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The class probabilities (..., C) of the layer, all at once."""
         _check_layer(hidden, weight, bias)
-        return probabilities(_capped(F.linear(hidden, weight, bias), self.softcap), self.t2, -1, self.rescale)
+        logits = _capped(F.linear(hidden, weight, bias), self.softcap)
+        return probabilities(logits, self.t2, axis=-1, rescale=self.rescale)
 
     def extra_repr(self) -> str:
         return f"t1={self.t1}, t2={self.t2}" + ", rescale=True" * self.rescale
@@ -280,9 +275,11 @@ def _device_chunks(
         logits = _linear(hidden[rows], weight, bias, buffer)
         of_rows = None if state is None else state[:, rows]
         factor = g if g is None or g.dim() == 0 else g[rows]
-        losses.append(
-            triton.chunk_loss(logits, target[rows], class_weight, of_loss, divisor, factor, any_needed, of_rows)
+        labels = target[rows]
+        loss = triton.chunk_loss(
+            logits, labels, class_weight, of_loss, divisor=divisor, g=factor, with_gradient=any_needed, state=of_rows
         )
+        losses.append(loss)
         if by_hidden is not None:
             _product(logits, weight, scale, by_hidden[rows])
         if by_bias is not None:
@@ -297,7 +294,7 @@ def _device_chunks(
         for start in range(0, classes, step):
             chunk = slice(start, start + step)
             logits = _linear(hidden, weight[chunk], None if bias is None else bias[chunk], buffer)
-            triton.class_gradients_(logits, target, state, start, of_loss.t1, of_loss.t2)
+            triton.class_gradients_(logits, target, state, first=start, t1=of_loss.t1, t2=of_loss.t2)
             _product(logits.t(), hidden, scale, by_weight[chunk])
     if by_bias is not None and bias is not None:
         by_bias = (by_bias / scale).to(bias.dtype)

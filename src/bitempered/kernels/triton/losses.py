@@ -71,13 +71,13 @@ def _compute_as_planned(
             # Addresses: Triton would ask every tensor for its own, which takes time.
             launch(x, *strides, into, *into_strides, labels, None, None, 0, losses.data_ptr(), total, *rest)
             return _finish(losses, options.reduction != "none", dtype)
-    return _compute(logits, target, weight, options, dtype, gradient, None, key=key)
+    return _compute(logits, target, weight, options, dtype=dtype, gradient=gradient, key=key)
 
 
 def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
     """The gradient of sum(g * loss) in the logits, contiguous."""
     made = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    _compute(logits, target, weight, options, None, made, g)
+    _compute(logits, target, weight, options, gradient=made, g=g)
     return made
 
 
@@ -86,6 +86,7 @@ def chunk_loss(
     target: Tensor,
     weight: Tensor | None,
     options: LossOptions,
+    *,
     divisor: Tensor | None,
     g: Tensor | None,
     with_gradient: bool,
@@ -96,10 +97,12 @@ def chunk_loss(
     The gradient, multiplied by g, overwrites the logits. `class_gradients_` needs the state, (8, rows).
     """
     into = logits if with_gradient else None
-    return _compute(logits, target, weight, options, torch.float32, into, g, divisor, state)
+    return _compute(
+        logits, target, weight, options, dtype=torch.float32, gradient=into, g=g, divisor=divisor, state=state
+    )
 
 
-def class_gradients_(logits: Tensor, target: Tensor, state: Tensor, first: int, t1: float, t2: float) -> None:
+def class_gradients_(logits: Tensor, target: Tensor, state: Tensor, *, first: int, t1: float, t2: float) -> None:
     """Overwrite recomputed logits, of the classes from `first` on, with the gradient."""
     rows, classes = logits.shape
     temperature = temperature_constants(t1, t2)
@@ -118,9 +121,10 @@ def _compute(
     target: Tensor,
     weight: Tensor | None,
     options: LossOptions,
-    dtype: torch.dtype | None,
-    gradient: Tensor | None,
-    g: Tensor | None,
+    *,
+    dtype: torch.dtype | None = None,
+    gradient: Tensor | None = None,
+    g: Tensor | None = None,
     divisor: Tensor | None = None,
     state: Tensor | None = None,
     key: Any = None,
