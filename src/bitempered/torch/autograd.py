@@ -123,12 +123,21 @@ class _Loss(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(logits: Tensor, target: Tensor, weight: Tensor | None, *values: Any) -> tuple[Tensor, Tensor]:
-        options = LossOptions(*values)
+    def forward(
+        logits: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        t1: Temperature,
+        t2: Temperature,
+        axis: int | None,
+        label_smoothing: float,
+        ignore_index: int,
+        reduction: str,
+    ) -> tuple[Tensor, Tensor]:  # not *options: torch.compile counts the arguments
+        options = LossOptions(t1, t2, axis, label_smoothing, ignore_index, reduction)
         a, weighted, axis = encode(logits, target, weight, options)
-        u, m = core.solve(a, options.t2, axis=axis, xp=xp)
-        log_p = core.log_probs(u, m, options.t2, xp=xp)
-        return core.weighted_loss(weighted, log_p, options.t1, axis=axis, xp=xp), m
+        u, m = core.solve(a, t2, axis=axis, xp=xp)
+        return core.weighted_loss(weighted, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp), m
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
