@@ -44,9 +44,9 @@ def check_rescale(rescale: bool, classes: int, t2: float) -> None:
         )
 
 
-def check_label_smoothing(label_smoothing: float) -> None:
+def check_label_smoothing(label_smoothing: float, error: type[Exception] = ValueError) -> None:
     if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
+        raise error(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
 
 
 def check_floating(x: Array, name: str) -> None:
@@ -132,6 +132,10 @@ def bad_probabilities(values: Array, sums: Array, tolerance: float, name: str) -
 
 def bad_binary_probabilities(values: Array, name: str) -> ValueError:
     return ValueError(f"{name} must hold probabilities in [0, 1], got {value_range(values)}")
+
+
+def negative_weight(weight: Array, name: str) -> ValueError:
+    return ValueError(f"{name} must not be negative, got {weight[weight < 0].min():g}")
 
 
 def value_range(x: Array) -> str:

@@ -210,7 +210,7 @@ def bi_tempered_logistic_loss(
         # If a row keeps no class, its logits become 0 (and its weight 0): no NaN can reach a derivative.
         a = jnp.where(kept, a, jnp.where(any_kept, -math.inf, 0.0))
         y = jnp.where(any_kept, y, 0.0)
-    first, second = _temperatures(t1, t2, a, axis, rescale)
+    first, second = _temperatures(t1, t2, a, axis=axis, rescale=rescale)
     losses = _loss(a, y, w, first, second, axis=axis, is_label=is_label, rescale=rescale)
     return jnp.squeeze(losses, axis).astype(logits.dtype)
 
@@ -247,7 +247,7 @@ def bi_tempered_binary_logistic_loss(
     pos_weight = None if pos_weight is None else jnp.asarray(pos_weight)
     check_binary(logits, target, weight, pos_weight)
     a, y, w = encode_binary(widen(logits), target, pos_weight, xp=xp)
-    first, second = _temperatures(t1, t2, a, logits.ndim, rescale)
+    first, second = _temperatures(t1, t2, a, axis=logits.ndim, rescale=rescale)
     losses = _loss(a, y, w, first, second, axis=logits.ndim, is_label=False, rescale=rescale)[..., 0]
     if weight is not None:
         weight = jnp.where(weight < 0, math.nan, weight.astype(losses.dtype))
@@ -294,7 +294,7 @@ def _temperature(t: ArrayLike, name: str, like: Array) -> Any:
     return _where_valid((array >= 0) & (array < math.inf), array)
 
 
-def _temperatures(t1: ArrayLike, t2: ArrayLike, a: Array, axis: int, rescale: bool) -> tuple[Any, Any]:
+def _temperatures(t1: ArrayLike, t2: ArrayLike, a: Array, *, axis: int, rescale: bool) -> tuple[Any, Any]:
     """Validate what is known before tracing; return the two as `_Fixed`, or as arrays that broadcast against `a`."""
     if isinstance(t1, Real) and isinstance(t2, Real):
         first, second = check_temperatures(float(t1), float(t2))

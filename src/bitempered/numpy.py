@@ -20,6 +20,7 @@ from bitempered.checks import (
     check_temperature,
     check_temperatures,
     is_integer,
+    negative_weight,
     sum_tolerance,
 )
 from bitempered.encoding import encode_binary, encode_classes, factors, namespace, weigh_elements, widen
@@ -310,4 +311,4 @@ def _optional(x: ArrayLike | None) -> Array | None:
 
 def _check_weight(weight: Array | None, name: str) -> None:
     if weight is not None and np.any(weight < 0):
-        raise ValueError(f"{name} must not be negative, got {np.nanmin(weight):g}")
+        raise negative_weight(weight, name)

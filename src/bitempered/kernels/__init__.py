@@ -28,7 +28,7 @@ _forced: ContextVar[str | None] = ContextVar("bitempered_kernel", default=None)
 
 @contextmanager
 def use(name: str) -> Iterator[None]:
-    """Force an implementation inside a `with` block. A loss that it cannot compute raises RuntimeError.
+    """Force an implementation inside a `with` block. What it cannot compute raises RuntimeError.
 
     torch.compile ignores this: a compiled loss on a GPU uses the Triton kernel, and any other uses core.
 

@@ -4,7 +4,6 @@ Values are checked on CPU, asserted on the device on CUDA, and ignored under vma
 """
 
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 import torch
@@ -15,9 +14,11 @@ from bitempered.checks import (
     bad_binary_probabilities,
     bad_probabilities,
     broadcasts,
+    check_label_smoothing,
     check_rescale,
     check_temperature,
     check_temperatures,
+    negative_weight,
     sum_tolerance,
     value_range,
 )
@@ -164,8 +165,7 @@ def _values(t: Temperature) -> str:
 def _check_class_tensors(
     logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> tuple[Tensor, int]:
-    """Validate the tensors of a loss over classes, except values. Returns the target, with indices as int64, and the
-    class axis."""
+    """Validate tensors, except their values. Returns the target, with class indices as int64, and the class axis."""
     check_floating(logits, "logits")
     axis = min(1, logits.dim() - 1)
     check_class_axis(logits, axis)
@@ -209,8 +209,7 @@ def check_reduction(reduction: str) -> None:
 
 def check_options(*, ignore_index: int, reduction: str, label_smoothing: float) -> None:
     check_reduction(reduction)
-    if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing <= 1.0:
-        raise RuntimeError(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
+    check_label_smoothing(label_smoothing, RuntimeError)  # as torch
     if not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
 
@@ -235,7 +234,7 @@ def check_not_negative(weight: Tensor | None, name: str) -> None:
     if weight.is_cpu and _holds(weight, lambda: weight.min() >= 0):
         return
     if not _holds(weight, lambda: ~(weight < 0).any()):
-        raise ValueError(f"{name} must not be negative, got {weight[weight < 0].min().item():g}")
+        raise negative_weight(weight, name)
 
 
 def _check_tensor(x: Tensor, name: str) -> None:

@@ -259,7 +259,7 @@ def _device_chunks(
     (n, features), classes, any_needed = hidden.shape, len(weight), any(needs)
     divisor, scale = None, 1
     if reduction == "mean":
-        divisor = mean_divisor(target, class_weight, axis=1, ignore_index=of_loss.ignore_index)
+        divisor = mean_divisor(target, class_weight, axis=of_loss.axis, ignore_index=of_loss.ignore_index)
         # Divided by n at once, a gradient in float16 would vanish. `scale` divides the products, which are in float32.
         scale = min(n, 4096)
         g = torch.full((), scale, dtype=torch.float32, device=hidden.device)

@@ -26,7 +26,6 @@ def safe_divisor(
     target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return the `mean_divisor`, with 0 replaced by 1, and whether it was 0."""
-    assert options.axis is not None
     total = mean_divisor(target, weight, axis=options.axis, ignore_index=options.ignore_index, dtype=dtype)
     empty = total == 0
     return torch.where(empty, 1, total), empty

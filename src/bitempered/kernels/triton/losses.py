@@ -87,10 +87,10 @@ def chunk_loss(
     weight: Tensor | None,
     options: LossOptions,
     *,
-    divisor: Tensor | None,
-    g: Tensor | None,
+    divisor: Tensor | None = None,
+    g: Tensor | None = None,
     with_gradient: bool,
-    state: Tensor | None,
+    state: Tensor | None = None,
 ) -> Tensor:
     """The loss of a chunk of rows of class indices, in float32. A mean divides by `divisor`.
 
