@@ -129,7 +129,8 @@ def _compute(
     state: Tensor | None = None,
     key: Any = None,
 ) -> Tensor:
-    t1, t2, axis, label_smoothing, ignore_index, reduction = options
+    t1, t2, axis, reduction = options.t1, options.t2, options.axis, options.reduction
+    label_smoothing, ignore_index = options.label_smoothing, options.ignore_index
     device, classes = logits.device, logits.shape[axis]
     indices = not target.is_floating_point()
     n = target.numel() if indices else target.numel() // classes
