@@ -64,7 +64,7 @@ def check_logits(logits: Array, axis: int) -> int:
     return axis % logits.ndim
 
 
-def check_class_loss(logits: Array, target: Array, weight: Array | None, label_smoothing: float, axis: int) -> int:
+def check_class_loss(logits: Array, target: Array, weight: Array | None, *, label_smoothing: float, axis: int) -> int:
     """Validate everything except values; return the class axis, counted from the front."""
     check_label_smoothing(label_smoothing)
     axis = check_logits(logits, axis)

@@ -200,7 +200,7 @@ def bi_tempered_logistic_loss(
     """
     logits, target = jnp.asarray(logits), jnp.asarray(target)
     weight = None if weight is None else jnp.asarray(weight)
-    axis = check_class_loss(logits, target, weight, label_smoothing, axis)
+    axis = check_class_loss(logits, target, weight, label_smoothing=label_smoothing, axis=axis)
     a = widen(logits)
     kept = _kept(where, logits, axis)
     options: dict[str, Any] = {"label_smoothing": label_smoothing, "axis": axis, "kept": kept, "checked": False}

@@ -265,7 +265,7 @@ def _loss(
 ) -> tuple[Array, Array]:
     t1, t2 = check_temperatures(t1, t2)
     logits, target, weight = np.asarray(logits), np.asarray(target), _optional(weight)
-    axis = check_class_loss(logits, target, weight, smoothing, axis)
+    axis = check_class_loss(logits, target, weight, label_smoothing=smoothing, axis=axis)
     indices = is_integer(target)
     if indices:
         check_indices(target, logits.shape[axis], "target")

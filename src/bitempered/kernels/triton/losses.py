@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitempered.checks import sum_tolerance
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import mean_divisor
@@ -186,7 +187,7 @@ def _compute(
                 del common[name]
             arguments = (
                 x, *strides, into, *into_strides, y, *y_strides, weight, g, g_stride, losses, divisor,
-                inner, classes, ignore_index, label_smoothing, 1e-3 if target.element_size() > 2 else 1e-2,
+                inner, classes, ignore_index, label_smoothing, sum_tolerance(target.element_size()),
                 t1, t2, t2 - 1,
             )  # fmt: skip
             launch_kernel(soft_loss_kernel, programs, arguments, common | {"T1_IS_ONE": t1 == 1, "INDICES": indices})
