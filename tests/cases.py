@@ -37,3 +37,20 @@ def exact_losses(logits, y, t1, t2, weight=None):
     """The losses of the rows, and the entries of their gradients in one list."""
     rows = [oracle.loss_and_gradient(a, q, t1, t2, weight) for a, q in zip(logits.tolist(), y.tolist(), strict=True)]
     return [value for value, _ in rows], [g for _, gradient in rows for g in gradient]
+
+
+def slope(function, t):
+    """The derivative of a function of the oracle at t: a difference quotient with an error below 1e-20.
+
+    The oracle's 30 digits leave 18 of it.
+    """
+    step = mp.mpf(10) ** -12
+    return (function(mp.mpf(t) + step) - function(mp.mpf(t) - step)) / (2 * step)
+
+
+def value_and_gradient(function, logits, *arguments, **options):
+    """The values of a torch function of the logits, and the gradient of their sum."""
+    leaf = logits.clone().requires_grad_()
+    value = function(leaf, *arguments, **options)
+    value.sum().backward()
+    return value.detach(), leaf.grad

@@ -7,7 +7,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from cases import SOFT, WEIGHT, error
+from cases import SOFT, WEIGHT, error, slope
 
 from bitempered import core
 from bitempered.torch.autograd import xp
@@ -24,11 +24,6 @@ LOGITS = [
 ]
 LABEL = [0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
 TARGETS = {"label": LABEL, "smoothed": [0.9 * y + 0.1 / 6 for y in LABEL], "soft": SOFT[0].tolist()}
-STEP = mp.mpf(10) ** -12  # the oracle's 30 digits leave 18 of a difference quotient, whose error is below 1e-20
-
-
-def slope(function, t):
-    return (function(mp.mpf(t) + STEP) - function(mp.mpf(t) - STEP)) / (2 * STEP)
 
 
 def column(values):

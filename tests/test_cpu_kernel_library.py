@@ -40,7 +40,7 @@ BROKEN = {  # CC, what is said
     "an error": ("cc -no-such-flag", "failed: .*no-such-flag"),
     "an odd quote": ('cc "', "CC must be a command line, got 'cc \"': No closing quotation"),
     "nothing made": ("true", "cpu.so"),
-    "something else made": ("cc -xc /dev/null -Dbitempered_loss=other", "made something else: .*bitempered_loss"),
+    "another library": ("cc -xc /dev/null -Dbitempered_loss=other", "a library with the loss in it: .*bitempered_loss"),
     "bytes that are no text": (r"sh -c 'printf \\377-broken >&2; exit 1'", "failed: \ufffd-broken"),
 }
 

@@ -9,7 +9,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
-from cases import INDEX, LOGITS, SOFT, TOLERANCE, WEIGHT, error
+from cases import INDEX, LOGITS, SOFT, TOLERANCE, WEIGHT, error, slope
 from rescale_cases import RESCALED, rescaled_losses
 
 import bitempered.jax as bt
@@ -27,12 +27,6 @@ SMOOTH = 0.875 * np.eye(6)[INDEX[:3]] + 0.125 / 6
 # Both sides of 1, one across it, both next to it, a heavy tail.
 PAIRS = [(0.0, 0.0), (0.5, 0.8), (1.0, 1.0), (0.8, 1.2), (0.5, 4.0), (1 - 1e-5, 1 + 1e-7)]
 TEMPERATURES = [0.5, 1 - 1e-5, 1.0, 1 + 1e-7, 1.2, 2.0, 4.0]
-
-
-def slope(f, t):
-    """The derivative of f at t, by a difference that 50 digits make exact enough."""
-    step = mp.mpf(10) ** -12
-    return (f(mp.mpf(t) + step) - f(mp.mpf(t) - step)) / (2 * step)
 
 
 def loss(a, y, t1, t2, w):

@@ -152,7 +152,7 @@ def test_backend(backend):
         assert len(warned) == 4
         assert "give model.compile the metric `loss.temperatures`" in warned[0]
 
-    assert "is not differentiated in y_true: pass keras.ops.stop_gradient" in results["refusal"]
+    assert "no gradient in y_true: pass keras.ops.stop_gradient" in results["refusal"]
 
     losses, accuracy = results["example"]
     np.testing.assert_allclose(losses, trained_here(), rtol=1e-5)  # one training, rounded differently

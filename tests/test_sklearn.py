@@ -162,12 +162,13 @@ def exact(logits, labels, t1, t2, rescale):
 def test_objective_equals_the_oracle_and_its_gradient_finite_differences(classes, t1, t2, rescale):
     labels, rng = LABELS[classes], np.random.default_rng(0)
     theta = rng.normal(size=(3, 1 if classes == 2 else 3))
-    objective = _Objective(EXAMPLES, labels, WEIGHTS, PENALTY, theta, t1, t2, rescale)
+    options = {"theta": theta, "penalty": PENALTY, "rescale": rescale}
+    objective = _Objective(EXAMPLES, labels, WEIGHTS, t1, t2, **options)
     # From far to near, so that the tangent of one is the start of the next: each value is as exact as the first.
     for size in (0.0, 2.0, 1.0, 1e-3, 0.0):
         z = size * rng.normal(size=theta.size)
         value, gradient = objective(z)
-        fresh = _Objective(EXAMPLES, labels, WEIGHTS, PENALTY, theta, t1, t2, rescale)(z)
+        fresh = _Objective(EXAMPLES, labels, WEIGHTS, t1, t2, **options)(z)
         np.testing.assert_allclose(value, fresh[0], rtol=1e-13)
         np.testing.assert_allclose(gradient, fresh[1], rtol=1e-11, atol=1e-13)
     losses, _ = exact(EXAMPLES @ theta, labels, t1, t2, rescale)
@@ -295,7 +296,8 @@ def test_stops_at_tol_or_says_so():
     model = BiTemperedLogisticRegression(0.2, 4.0, C=1000.0).fit(X, y)
     theta = np.vstack((model.coef_.T, model.intercept_))
     penalty = np.append(np.full((64, 1), 1 / 600_000), [[0.0]], axis=0)
-    objective = _Objective(np.hstack((X, np.ones((600, 1)))), y, np.full(600, 1 / 600), penalty, theta, 0.2, 4.0, True)
+    examples = np.hstack((X, np.ones((600, 1)))), y, np.full(600, 1 / 600)
+    objective = _Objective(*examples, 0.2, 4.0, theta=theta, penalty=penalty, rescale=True)
     # Twice, for these are the units of the end of the last step, and L-BFGS has those of its start.
     assert abs(objective(np.zeros(theta.size))[1]).max() <= 2 * model.tol
 

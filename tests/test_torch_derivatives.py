@@ -163,7 +163,7 @@ def test_what_forward_mode_cannot_do_raises():
         with pytest.raises(RuntimeError, match="forward mode over forward mode is not supported"):
             jacfwd(jacfwd(f))(logits)
     weight = torch.ones(5, dtype=torch.float64)
-    with pytest.raises(RuntimeError, match="not differentiated in its class weights"):
+    with pytest.raises(RuntimeError, match="no derivative in its class weights"):
         jacfwd(lambda w: bi_tempered_logistic_loss(logits, target, 0.8, 1.2, weight=w))(weight)
 
 

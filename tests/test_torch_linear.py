@@ -119,7 +119,7 @@ class LargestOutput(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor):
-            self.numel = max(self.numel, out.numel())
+            self.numel = max(self.numel, out.untyped_storage().nbytes() // out.element_size())  # a view may be larger
         return out
 
 

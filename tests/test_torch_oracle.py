@@ -4,7 +4,7 @@ import mpmath as mp
 import oracle
 import pytest
 import torch
-from cases import NEAR_ONE, error
+from cases import NEAR_ONE, error, value_and_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,11 +27,8 @@ T_SOFTMAX = [0.0, 0.5, 0.8, 1.0, 1.05, 1.2, 1.5, 2.0, 4.0, 10.0, 100.0]
 
 
 def check_loss(logits, target, y, t1, t2, *, weight=None, label_smoothing=0.0):
-    leaf = logits.clone().requires_grad_()
-    loss = bi_tempered_logistic_loss(
-        leaf, target, t1, t2, weight=weight, label_smoothing=label_smoothing, reduction="none"
-    )
-    (gradient,) = torch.autograd.grad(loss, leaf)
+    options = {"weight": weight, "label_smoothing": label_smoothing, "reduction": "none"}
+    loss, gradient = value_and_gradient(bi_tempered_logistic_loss, logits, target, t1, t2, **options)
     value, exact = oracle.loss_and_gradient(logits.tolist(), y, t1, t2, None if weight is None else weight.tolist())
     tolerance = TOLERANCE[logits.dtype]
     assert error(loss, [value]) <= tolerance
@@ -154,9 +151,8 @@ def test_binary(dtype, t1, t2):
     logits = torch.tensor([-30.0, -2.0, -0.1, 0.0, 0.7, 4.0, 100.0], dtype=dtype)
     target = torch.tensor([0.0, 0.25, 1.0, 0.5, 0.0, 0.75, 0.0], dtype=dtype)
     pos_weight = torch.tensor(3.0, dtype=dtype)
-    leaf = logits.clone().requires_grad_()
-    loss = bi_tempered_binary_logistic_loss(leaf, target, t1, t2, pos_weight=pos_weight, reduction="none")
-    (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+    options = {"pos_weight": pos_weight, "reduction": "none"}
+    loss, gradient = value_and_gradient(bi_tempered_binary_logistic_loss, logits, target, t1, t2, **options)
     exact = [
         oracle.loss_and_gradient([0, a], [1 - mp.mpf(y), y], t1, t2, [1, 3])
         for a, y in zip(logits.tolist(), target.tolist(), strict=True)

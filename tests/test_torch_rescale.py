@@ -8,7 +8,7 @@ import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import error
+from cases import error, value_and_gradient
 
 from bitempered import kernels
 from bitempered.torch import (
@@ -41,25 +41,20 @@ def exact(logits, y, t1, t2):
     return losses, gradients
 
 
-def loss_and_gradient(f, logits):
-    leaf = torch.as_tensor(logits).clone().requires_grad_()
-    loss = f(leaf)
-    return loss.detach(), torch.autograd.grad(loss.sum(), leaf)[0]
-
-
 @pytest.mark.parametrize(("t1", "t2"), PAIRS)
 def test_the_loss_equals_the_oracle(t1, t2):
     losses, gradients = exact(LOGITS.tolist(), np.eye(5)[INDEX].tolist(), t1, t2)
     target = torch.tensor(INDEX)
     for given in ((t1, t2), (torch.tensor(t1, dtype=torch.float64), torch.tensor(t2, dtype=torch.float64))):
-        got = loss_and_gradient(
-            lambda a, given=given: bi_tempered_logistic_loss(a, target, *given, reduction="none", rescale=True), LOGITS
+        got = value_and_gradient(
+            lambda a, given=given: bi_tempered_logistic_loss(a, target, *given, reduction="none", rescale=True),
+            torch.tensor(LOGITS),
         )
         assert error(got[0], losses) < 1e-12
         assert error(got[1], gradients) < 1e-12
     module = BiTemperedLogisticLoss(t1, t2, reduction="sum", rescale=True)
-    got = loss_and_gradient(
-        lambda a: module(a, target), LOGITS.astype(np.float32)
+    got = value_and_gradient(
+        lambda a: module(a, target), torch.tensor(LOGITS, dtype=torch.float32)
     )  # by the C kernel where there is one
     assert error(got[0], [mp.fsum(losses)]) < 1e-5
     assert error(got[1], gradients) < 1e-5
@@ -70,7 +65,7 @@ def test_the_binary_loss_equals_the_oracle(t1, t2):
     a, y = LOGITS[0].tolist(), [0.0, 1.0, 0.3, 0.9, 0.0]
     losses, gradients = exact([[0.0, x] for x in a], [[1 - p, p] for p in y], t1, t2)
     module = BiTemperedBinaryLogisticLoss(t1, t2, reduction="none", rescale=True)
-    got = loss_and_gradient(lambda x: module(x, torch.tensor(y, dtype=torch.float64)), LOGITS[0])
+    got = value_and_gradient(lambda x: module(x, torch.tensor(y, dtype=torch.float64)), torch.tensor(LOGITS[0]))
     assert error(got[0], losses) < 1e-12
     assert error(got[1], gradients[1::2]) < 1e-12
 
@@ -108,7 +103,7 @@ def test_half_precision_scales_in_float32(dtype):
     def f(a):
         return bi_tempered_logistic_loss(a, target, t1, t2, reduction="none", rescale=True)
 
-    got, want = loss_and_gradient(f, logits), loss_and_gradient(f, logits.double())
+    got, want = value_and_gradient(f, logits), value_and_gradient(f, logits.double())
     for x, y in zip(got, want, strict=True):
         assert x.dtype == dtype
         assert ((x - y).abs() <= torch.finfo(dtype).eps * y.abs() + 2e-6).all()  # one rounding of the result
@@ -122,7 +117,7 @@ def test_masked_and_ignored(of):
     """K counts masked classes too. An ignored row of NaN reaches no gradient."""
     logits = torch.tensor([[1.0, -math.inf, 0.5, 0.0], [math.nan] * 4])
     target, t1, t2 = torch.tensor([2, -100]), of(0.8), of(1.2)
-    loss, gradient = loss_and_gradient(lambda a: bi_tempered_logistic_loss(a, target, t1, t2, rescale=True), logits)
+    loss, gradient = value_and_gradient(lambda a: bi_tempered_logistic_loss(a, target, t1, t2, rescale=True), logits)
     want = 4**0.2 * bi_tempered_logistic_loss(4**0.2 * logits[:1, [0, 2, 3]], torch.tensor([1]), 0.8, 1.2)
     torch.testing.assert_close(loss, want, rtol=1e-6, atol=0)
     assert gradient[1].eq(0).all()

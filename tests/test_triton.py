@@ -230,7 +230,7 @@ def test_classes_that_are_more_than_two_to_the_31_numbers_away(monkeypatch, tmp_
     far = far.as_strided((4, classes), (1, stride))
     far.copy_(torch.randn(4, classes, generator=torch.Generator().manual_seed(0)))
     logits, target = far.clone(), torch.tensor([39, 3, 33, 35])
-    losses.chunk_loss(far, target, None, LossOptions(0.8, 1.0, 1, 0.0, -100, "sum"), None, None, True, None)
+    losses.chunk_loss(far, target, None, LossOptions(t1=0.8, t2=1.0, axis=1, reduction="sum"), with_gradient=True)
     _, want = exact(logits, target, 0.8, 1.0, reduction="sum")
     assert (far - want).norm() <= 1e-2 * want.norm()
 

@@ -65,7 +65,7 @@ def test_a_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, rows,
         return buffers[pattern.shape]
 
     monkeypatch.setattr(torch, "empty_like", empty_like)
-    options = LossOptions(0.8, 1.2, 1, 0.0, -100, reduction)
+    options = LossOptions(t1=0.8, t2=1.2, axis=1, reduction=reduction)
     for kernel in (losses.loss_and_gradient, losses.loss):
         launches.clear()
         counts.clear()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import value_and_gradient
 
 import bitempered.numpy as bt_numpy
 from bitempered import kernels
@@ -31,12 +32,6 @@ def odd_weights(odd, at):
     weight = torch.tensor([1.0, 2.0, 3.0, 0.5])
     weight[at] = odd
     return weight
-
-
-def value_and_gradient(loss, logits, *arguments, **options):
-    leaf = logits.clone().requires_grad_()
-    value = loss(leaf, *arguments, **options)
-    return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
 
 
 @pytest.mark.parametrize("odd", ODD)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bitempered import core
-from bitempered.checks import check_rescale, check_temperatures
+from bitempered.checks import check_indices, check_rescale, check_temperatures, value_range
 from bitempered.encoding import encode_classes, factors
 from bitempered.numpy import bi_tempered_logistic_loss, xp
 
@@ -58,7 +58,7 @@ def xgboost_objective(
     >>> gradient.round(4), h.round(4)
     (array([[-0.6667,  0.3333,  0.3333]]), array([[0.4444, 0.4444, 0.4444]]))
     """
-    return _Objective(t1, t2, num_class, rescale, doubled=True)
+    return _Objective(t1, t2, num_class, rescale=rescale, doubled=True)
 
 
 def lightgbm_objective(
@@ -77,7 +77,7 @@ def lightgbm_objective(
     >>> h.round(4)
     array([[0.3333, 0.3333, 0.3333]])
     """
-    return _Objective(t1, t2, num_class, rescale, doubled=False)
+    return _Objective(t1, t2, num_class, rescale=rescale, doubled=False)
 
 
 def xgboost_metric(t1: float, t2: float, num_class: int, *, rescale: bool = False) -> Callable[..., Any]:
@@ -92,7 +92,7 @@ def xgboost_metric(t1: float, t2: float, num_class: int, *, rescale: bool = Fals
     >>> round(xgboost_metric(1.0, 1.0, 3)(np.array([0]), np.zeros((1, 3))), 4)
     1.0986
     """
-    return _XGBoostMetric(t1, t2, num_class, rescale)
+    return _XGBoostMetric(t1, t2, num_class, rescale=rescale)
 
 
 def lightgbm_metric(
@@ -108,7 +108,7 @@ def lightgbm_metric(
         A callable that takes (scores, Dataset) or (labels, scores, weight=None) and returns a name, the (weighted)
         mean, and False: lower is better.
     """
-    return _LightGBMMetric(t1, t2, num_class, rescale)
+    return _LightGBMMetric(t1, t2, num_class, rescale=rescale)
 
 
 NAME = "bi_tempered_loss"  # of the metric, in the libraries' logs
@@ -149,16 +149,14 @@ class _Loss:
             )
         if labels.dtype.kind not in "biuf":
             raise ValueError(f"labels must be class indices, numbers from 0 to {classes - 1}, got dtype {labels.dtype}")
-        if not np.isin(labels, np.arange(classes)).all():
-            seen = f"values from {labels.min():g} to {labels.max():g}"
-            raise IndexError(f"labels must be class indices from 0 to {classes - 1}, got {seen}")
+        check_indices(labels, classes, "labels")
         if classes == 2:
             a = np.stack((np.zeros(n), a), axis=1)
         w = np.ones(n) if weight is None or np.size(weight) == 0 else np.asarray(weight, dtype=np.float64)
         if w.shape != (n,):
             raise ValueError(f"there must be one weight for each of the {n} labels, got shape {w.shape}")
         if not ((w >= 0) & (w < np.inf)).all():  # h would take their sign
-            raise ValueError(f"weights must be finite numbers >= 0, got values from {w.min():g} to {w.max():g}")
+            raise ValueError(f"weights must be finite numbers >= 0, got {value_range(w)}")
         return a, labels.astype(np.int64), w
 
     def _mean(self, first: Any, second: Any, weight: ArrayLike | None) -> float:
@@ -201,7 +199,7 @@ class _LightGBMMetric(_Loss):
 
 def _gradient_and_curvature(a: Array, labels: NDArray[np.int64], t1: float, t2: float) -> tuple[Array, Array]:
     """The gradient of each row's loss in its logits, and `core.curvature`, from one solve."""
-    y, _, _ = encode_classes(a, labels, None, 0.0, 1, indices=True, xp=xp)
+    y, _, _ = encode_classes(a, labels, axis=1, indices=True, xp=xp)
     with np.errstate(all="ignore"):  # exp underflows, and the log of a class outside the support is -inf
         u, m = core.solve(a, t2, axis=1, xp=xp)
         at = core.state(u, m, t2, axis=1, xp=xp)

@@ -9,13 +9,15 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 Array = Any  # of any framework whose arrays have `shape`, `ndim` and a `dtype` with a NumPy name
 
 
-def check_number(value: float, name: str, least: float = -math.inf) -> float:
+def check_number(value: float, name: str, least: float | None = None, most: float | None = None) -> float:
     if not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not (math.isfinite(value) and value >= least):
-        allowed = "a finite number" if least == -math.inf else f"a finite number >= {least}"
-        raise ValueError(f"{name} must be {allowed}, got {value}")
-    return float(value)
+    if math.isfinite(value) and (least is None or value >= least) and (most is None or value <= most):
+        return float(value)
+    if least is not None and most is not None:
+        raise ValueError(f"{name} must be in [{least}, {most}], got {value}")
+    bound = f" >= {least}" if least is not None else f" <= {most}" if most is not None else ""
+    raise ValueError(f"{name} must be a finite number{bound}, got {value}")
 
 
 def check_temperature(t: float, name: str) -> float:
@@ -42,9 +44,9 @@ def check_rescale(rescale: bool, classes: int, t2: float) -> None:
         )
 
 
-def check_label_smoothing(label_smoothing: float) -> None:
+def check_label_smoothing(label_smoothing: float, error: type[Exception] = ValueError) -> None:
     if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
+        raise error(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
 
 
 def check_floating(x: Array, name: str) -> None:
@@ -62,7 +64,7 @@ def check_logits(logits: Array, axis: int) -> int:
     return axis % logits.ndim
 
 
-def check_class_loss(logits: Array, target: Array, weight: Array | None, label_smoothing: float, axis: int) -> int:
+def check_class_loss(logits: Array, target: Array, weight: Array | None, *, label_smoothing: float, axis: int) -> int:
     """Validate everything except values; return the class axis, counted from the front."""
     check_label_smoothing(label_smoothing)
     axis = check_logits(logits, axis)
@@ -94,6 +96,50 @@ def check_binary(logits: Array, target: Array, weight: Array | None, pos_weight:
         check_floating(value, name)
         if not broadcasts(value.shape, logits.shape):
             raise ValueError(f"{name} must broadcast to the shape of logits, {logits.shape}, got {value.shape}")
+
+
+def check_indices(values: Array, classes: int, name: str) -> None:
+    if not ((values >= 0) & (values < classes) & (values % 1 == 0)).all():
+        raise bad_index(values, classes, name)
+
+
+def check_probabilities(values: Array, axis: int, tolerance: float, name: str) -> None:
+    sums = values.sum(axis)
+    if not ((values >= 0).all() and (abs(sums - 1) <= tolerance).all()):
+        raise bad_probabilities(values, sums, tolerance, name)
+
+
+def check_binary_probabilities(values: Array, name: str) -> None:
+    if not ((values >= 0) & (values <= 1)).all():
+        raise bad_binary_probabilities(values, name)
+
+
+def sum_tolerance(itemsize: int) -> float:
+    """How far from 1 class probabilities may sum, in a dtype of so many bytes."""
+    return 1e-3 if itemsize > 2 else 1e-2
+
+
+def bad_index(values: Array, classes: int, name: str, *, or_ignored: str = "") -> IndexError:
+    return IndexError(f"{name} must hold class indices from 0 to {classes - 1}{or_ignored}, got {value_range(values)}")
+
+
+def bad_probabilities(values: Array, sums: Array, tolerance: float, name: str) -> ValueError:
+    return ValueError(
+        f"{name} must hold probabilities in [0, 1] that sum to 1 within {tolerance} over the classes,"
+        f" got {value_range(values)} and sums {value_range(sums)}"
+    )
+
+
+def bad_binary_probabilities(values: Array, name: str) -> ValueError:
+    return ValueError(f"{name} must hold probabilities in [0, 1], got {value_range(values)}")
+
+
+def negative_weight(weight: Array, name: str) -> ValueError:
+    return ValueError(f"{name} must not be negative, got {weight[weight < 0].min():g}")
+
+
+def value_range(x: Array) -> str:
+    return f"values from {x.min():g} to {x.max():g}"
 
 
 def is_integer(x: Array) -> bool:

@@ -13,7 +13,7 @@ Log-probabilities, log1p and expm1 keep the results exact for every t, even next
 lambda_t - a, and takes no power of 0 or of the number of classes.
 
 Every function works on the arrays of any framework. `xp` is a small namespace (`encoding.namespace` makes one) with
-exp, expm1, log, log1p, where and ones_like, and
+exp, expm1, log, log1p, where, ones_like and zeros_like, and
 
     sum(x, axis), max(x, axis)      keep the axis; derivatives treat max as a constant shift
     iterate(step, x, count)         applies step `count` times: step(step(... x))
@@ -117,7 +117,19 @@ def _negative(s: Temperature, xp: Any) -> Temperature:
 
 def log_t(x: Array, t: Temperature, *, xp: Any) -> Array:
     """The tempered logarithm (x^(1-t) - 1) / (1 - t), and log x at t = 1."""
-    return phi(xp.log(x), 1 - t, xp=xp)
+    if not isinstance(t, (float, int)) or t >= 1:
+        return phi(xp.log(x), 1 - t, xp=xp)
+    # At x = 0 the chain rule through log is 0 times inf. The power itself has the derivative x^-t.
+    zero = x == 0
+    at_zero = (xp.where(zero, x, 1.0) ** (1 - t) - 1) / (1 - t)
+    return xp.where(zero, at_zero, phi(xp.log(xp.where(zero, 1.0, x)), 1 - t, xp=xp))
+
+
+def log_t_slope(x: Array, t: Temperature, *, xp: Any) -> Array:
+    """The derivative of `log_t` in t. Its limits at x = 0 and at inf are both those of `phi_slope` at inf."""
+    above = x > 1
+    gap = xp.where(above, 1.0, -1.0) * xp.log(x)
+    return -phi_slope(gap, xp.where(above, 1 - t, t - 1), xp=xp)
 
 
 def exp_t(x: Array, t: Temperature, *, xp: Any) -> Array:
@@ -128,6 +140,11 @@ def exp_t(x: Array, t: Temperature, *, xp: Any) -> Array:
     outside = (1 - t) * x <= -1
     inside = psi(xp.where(outside, 0.0, x), 1 - t, xp=xp)
     return xp.exp(xp.where(outside, (t - 1) * math.inf, inside))
+
+
+def exp_t_slope(y: Array, t: Temperature, *, xp: Any) -> Array:
+    """The derivative of `exp_t` in t where its value is y: y (e^((t-1) l) - 1 - (t-1) l) / (t-1)^2 with l = log y."""
+    return xp.where(y == 0, 0.0, bend(xp.log(xp.where(y == 0, 1.0, y)), t - 1, 1, xp=xp))
 
 
 def scales(classes: int, t1: Temperature, t2: Temperature) -> tuple[Temperature, Temperature]:
@@ -518,15 +535,45 @@ def target_gradient(target: Target, log_p: Array, t1: Temperature, *, axis: int,
     Delta(q, y_hat) + g_i - sum_j q_j g_j,      g = log_t1 q - log_t1 y_hat, the gradient of Delta in q
     """
     q = target.q
-    by_q = log_t(q, t1, xp=xp) - phi(log_p, 1 - t1, xp=xp)
+    by_q = phi(xp.log(q), 1 - t1, xp=xp) - phi(log_p, 1 - t1, xp=xp)
     by_q = xp.where((q == 0) & (log_p == -math.inf), 0.0, by_q)
     mean = xp.sum(xp.where(q == 0, 0.0, q * by_q), axis=axis)
     by_z = _divergence(target, log_p, t1, axis, xp) + by_q - mean
     return xp.where(target.total == 0, 0.0, by_z)
 
 
+def loss_pushforward(
+    target: Target, at: State, t1: Temperature, t2: Temperature, *, da: Array, dz: Array, dt1: Array, dt2: Array,
+    axis: int, xp: Any,
+) -> Array:  # fmt: skip
+    """The change of `weighted_loss` with the logits, with z = w y, and with t1 and t2. None means no change."""
+    change = xp.zeros_like(at.m)
+    if da is not None:
+        change = change + xp.sum(weighted_gradient(target, at, t1, t2, axis=axis, xp=xp) * da, axis=axis)
+    if dz is not None:
+        change = change + xp.sum(target_gradient(target, at.log_p, t1, axis=axis, xp=xp) * dz, axis=axis)
+    if dt1 is not None or dt2 is not None:
+        for slope, dt in zip(temperature_gradients(target, at, t1, t2, axis=axis, xp=xp), (dt1, dt2), strict=True):
+            change = change if dt is None else change + slope * dt
+    return change
+
+
+def normalizer_pushforward(at: State, t: Temperature, *, da: Array, dt: Array, axis: int, xp: Any) -> Array:
+    """The change of m with the logits, for a constant max(a), and with t. None means no change."""
+    change = xp.zeros_like(at.m)
+    if da is not None:
+        change = change + xp.sum(normalizer_gradient(at, t, xp=xp) * da, axis=axis)
+    return change if dt is None else change + normalizer_slope(at, t, axis=axis, xp=xp) * dt
+
+
+def pushforward(da: Array, log_p: Array, t: Temperature, *, outside: Array = True, axis: int, xp: Any) -> Array:
+    """The change of log y_hat with the logits: d log y_hat_i = y_hat_i^(t-1) (da_i - sum_j e_j da_j)."""
+    mean = xp.sum(escort(log_p, t, outside=outside, axis=axis, xp=xp) * da, axis=axis)
+    return power(log_p, t - 1, outside=outside, xp=xp) * (da - mean)
+
+
 def pullback(g: Array, log_p: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
-    """The gradient in the logits of sum_i g_i log y_hat_i: d log y_hat_i = y_hat_i^(t-1) (da_i - sum_j e_j da_j)."""
+    """The gradient in the logits of sum_i g_i log y_hat_i: the transpose of `pushforward`."""
     outside = log_p == -math.inf
     v = xp.where(outside, 0.0, g) * xp.exp((t - 1) * xp.where(outside, 0.0, log_p))
     return v - escort(log_p, t, axis=axis, xp=xp) * xp.sum(v, axis=axis)

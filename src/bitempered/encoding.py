@@ -1,5 +1,6 @@
 """Shared by the adapters: the namespace `xp` for `core`, the dtype to compute in, encoding targets, rescaling."""
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -33,9 +34,14 @@ def iterate(step: Callable[[Array], Array], x: Array, count: int) -> Array:
     return x
 
 
+def compute_dtype(name: str) -> str:
+    """The name of the dtype to compute in: half precision computes in float32."""
+    return "float64" if name == "float64" else "float32"
+
+
 def widen(x: Array) -> Array:
-    """Convert half precision to float32; leave other floats as they are."""
-    return x if x.dtype.itemsize > 2 else x.astype("float32")
+    """Convert half precision to the dtype to compute in; leave other floats as they are."""
+    return x if x.dtype.itemsize > 2 else x.astype(compute_dtype(x.dtype.name))
 
 
 def factors(rescale: bool, classes: int, t1: float, t2: float) -> tuple[float, float]:
@@ -50,23 +56,27 @@ def factors(rescale: bool, classes: int, t1: float, t2: float) -> tuple[float, f
 def encode_classes(
     a: Array,
     target: Array,
-    weight: Array | None,
-    label_smoothing: float,
-    axis: int,
+    weight: Array | None = None,
     *,
+    label_smoothing: float = 0.0,
+    axis: int,
     indices: bool,
+    checked: bool = True,
     kept: Array | None = None,
     xp: Any,
 ) -> tuple[Array, Array | None, bool]:
     """Return class probabilities y and class weights w that broadcast against the logits a, and whether y is one-hot.
 
-    The target holds class `indices`, without the class axis, or probabilities. Smoothing covers the classes `kept`.
+    The target holds class `indices`, without the class axis, or probabilities. Unless it is `checked`, y is NaN for an
+    index that is not a class. Smoothing covers the classes `kept`.
     """
     classes, along_axis = a.shape[axis], (-1,) + (1,) * (len(a.shape) - axis - 1)
     is_label = indices and not label_smoothing
     if indices:
         target = xp.reshape(xp.class_indices(classes, target), along_axis) == xp.expand_dims(target, axis)
     y = xp.cast(target, a)
+    if indices and not checked:
+        y = xp.where(xp.sum(y, axis=axis) == 0, math.nan, y)
     if label_smoothing:
         count = classes if kept is None else xp.sum(xp.cast(kept, a), axis=axis)
         uniform = label_smoothing / count
@@ -79,11 +89,25 @@ def encode_classes(
     return y, w, is_label
 
 
-def encode_binary(a: Array, target: Array, pos_weight: Array | None, *, xp: Any) -> tuple[Array, Array, Array | None]:
+def encode_binary(
+    a: Array, target: Array, pos_weight: Array | None = None, *, label_smoothing: float = 0.0, xp: Any
+) -> tuple[Array, Array, Array | None]:
     """Return logits (0, a), probabilities (1 - y, y) and weights (1, pos_weight), on a new last axis."""
     y = xp.cast(target, a)
+    if label_smoothing:
+        y = (1 - label_smoothing) * y + label_smoothing / 2
     a, pair = xp.stack((xp.zeros_like(a), a), -1), xp.stack((1 - y, y), -1)
     if pos_weight is None:
         return a, pair, None
     w = xp.broadcast_to(xp.cast(pos_weight, a), y.shape)
     return a, pair, xp.stack((xp.ones_like(w), w), -1)
+
+
+def nan_if_negative(y: Array, w: Array | None, *, xp: Any) -> Array:
+    """The probabilities y, and NaN where one or its weight is negative: for values that cannot be checked."""
+    return xp.where((y if w is None else y * w) >= 0, y, math.nan)
+
+
+def weigh_elements(losses: Array, weight: Array, *, xp: Any) -> Array:
+    """The losses times their weights, where 0 times an infinite loss is 0."""
+    return xp.where(weight == 0, 0.0, losses * weight)

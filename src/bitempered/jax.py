@@ -34,7 +34,7 @@ from bitempered.checks import (
     check_temperatures,
     is_integer,
 )
-from bitempered.encoding import encode_binary, encode_classes, namespace, widen
+from bitempered.encoding import encode_binary, encode_classes, namespace, nan_if_negative, weigh_elements, widen
 
 try:
     import jax
@@ -200,20 +200,18 @@ def bi_tempered_logistic_loss(
     """
     logits, target = jnp.asarray(logits), jnp.asarray(target)
     weight = None if weight is None else jnp.asarray(weight)
-    axis = check_class_loss(logits, target, weight, label_smoothing, axis)
+    axis = check_class_loss(logits, target, weight, label_smoothing=label_smoothing, axis=axis)
     a = widen(logits)
     kept = _kept(where, logits, axis)
-    indices = is_integer(target)
-    y, w, is_label = encode_classes(a, target, weight, label_smoothing, axis, indices=indices, kept=kept, xp=xp)
-    if indices:
-        index = jnp.expand_dims(target, axis)
-        y = jnp.where((index >= 0) & (index < a.shape[axis]), y, math.nan)
+    options: dict[str, Any] = {"label_smoothing": label_smoothing, "axis": axis, "kept": kept, "checked": False}
+    y, w, is_label = encode_classes(a, target, weight, indices=is_integer(target), **options, xp=xp)
     if kept is not None:
         any_kept = jnp.any(kept, axis=axis, keepdims=True)
         # If a row keeps no class, its logits become 0 (and its weight 0): no NaN can reach a derivative.
         a = jnp.where(kept, a, jnp.where(any_kept, -math.inf, 0.0))
         y = jnp.where(any_kept, y, 0.0)
-    losses = _loss(a, y, w, *_temperatures(t1, t2, a, axis, rescale), axis, is_label, rescale)
+    first, second = _temperatures(t1, t2, a, axis=axis, rescale=rescale)
+    losses = _loss(a, y, w, first, second, axis=axis, is_label=is_label, rescale=rescale)
     return jnp.squeeze(losses, axis).astype(logits.dtype)
 
 
@@ -249,11 +247,11 @@ def bi_tempered_binary_logistic_loss(
     pos_weight = None if pos_weight is None else jnp.asarray(pos_weight)
     check_binary(logits, target, weight, pos_weight)
     a, y, w = encode_binary(widen(logits), target, pos_weight, xp=xp)
-    temperatures = _temperatures(t1, t2, a, logits.ndim, rescale)
-    losses = _loss(a, y, w, *temperatures, logits.ndim, False, rescale)[..., 0]
+    first, second = _temperatures(t1, t2, a, axis=logits.ndim, rescale=rescale)
+    losses = _loss(a, y, w, first, second, axis=logits.ndim, is_label=False, rescale=rescale)[..., 0]
     if weight is not None:
         weight = jnp.where(weight < 0, math.nan, weight.astype(losses.dtype))
-        losses = jnp.where(weight == 0, 0.0, losses * weight)  # 0 times an infinite loss is 0
+        losses = weigh_elements(losses, weight, xp=xp)
     return losses.astype(logits.dtype)
 
 
@@ -296,7 +294,7 @@ def _temperature(t: ArrayLike, name: str, like: Array) -> Any:
     return _where_valid((array >= 0) & (array < math.inf), array)
 
 
-def _temperatures(t1: ArrayLike, t2: ArrayLike, a: Array, axis: int, rescale: bool) -> tuple[Any, Any]:
+def _temperatures(t1: ArrayLike, t2: ArrayLike, a: Array, *, axis: int, rescale: bool) -> tuple[Any, Any]:
     """Validate what is known before tracing; return the two as `_Fixed`, or as arrays that broadcast against `a`."""
     if isinstance(t1, Real) and isinstance(t2, Real):
         first, second = check_temperatures(float(t1), float(t2))
@@ -348,12 +346,12 @@ def _solution_jvp(axis: int, primals: Any, tangents: Any) -> Any:
     da, dt = tangents
     m, partition = _solution(a, t, axis)
     at, t = _state(a, m, t, axis), _value(t)
-    dm, d_partition = jnp.zeros_like(m), jnp.zeros_like(m)
-    if _moves(da):
-        dm += xp.sum(core.normalizer_gradient(at, t, xp=xp) * da, axis=axis)
+    da, dt = _change(da), _change(dt)
+    dm = core.normalizer_pushforward(at, t, da=da, dt=dt, axis=axis, xp=xp)
+    d_partition = jnp.zeros_like(m)
+    if da is not None:
         d_partition += xp.sum(at.escort * da, axis=axis)
-    if _moves(dt):
-        dm += core.normalizer_slope(at, t, axis=axis, xp=xp) * dt
+    if dt is not None:
         d_partition += core.log_partition_slope(at.log_p, t, axis=axis, xp=xp) * dt
     return (m, partition), (dm, d_partition)
 
@@ -367,13 +365,12 @@ def _log_probs(a: Array, m: Array, t: Any, axis: int) -> Array:
 @partial(_log_probs.defjvp, symbolic_zeros=True)
 def _log_probs_jvp(axis: int, primals: Any, tangents: Any) -> Any:
     a, m, t = primals
-    da, _, dt = tangents  # m is a function of a and t: its share is in theirs
+    da, _, dt = map(_change, tangents)  # m is a function of a and t: its share is in theirs
     at, t = _state(a, m, t, axis), _value(t)
     d_log_p = jnp.zeros_like(at.log_p)
-    if _moves(da):
-        ratios = core.power(at.log_p, t - 1, outside=at.outside, xp=xp)
-        d_log_p += ratios * (da - xp.sum(at.escort * da, axis=axis))
-    if _moves(dt):
+    if da is not None:
+        d_log_p += core.pushforward(da, at.log_p, t, outside=at.outside, axis=axis, xp=xp)
+    if dt is not None:
         d_log_p += core.log_probs_slope(at.log_p, t, axis=axis, xp=xp) * dt
     return at.log_p, d_log_p
 
@@ -385,8 +382,9 @@ def _state(a: Array, m: Array, t: Any, axis: int) -> core.State:
     return core.State(u, m, log_p, outside, core.escort(log_p, t, outside=outside, axis=axis, xp=xp))
 
 
-def _moves(tangent: Any) -> bool:
-    return not isinstance(tangent, (SymbolicZero, _Fixed))
+def _change(tangent: Any) -> Any:
+    """A tangent as `core` takes it: None for an argument that does not change."""
+    return None if isinstance(tangent, (SymbolicZero, _Fixed)) else tangent
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(6, 7))
@@ -400,63 +398,48 @@ def _weighted_loss(a: Array, m: Array, y: Array, w: Array | None, t1: Any, t2: A
 @partial(_weighted_loss.defjvp, symbolic_zeros=True)
 def _weighted_loss_jvp(axis: int, is_label: bool, primals: Any, tangents: Any) -> Any:
     a, m, y, w, t1, t2 = primals
-    da, _, dy, dw, dt1, dt2 = tangents  # m is a function of a and t2: its share is in theirs
+    da, _, dy, dw, dt1, dt2 = map(_change, tangents)  # m is a function of a and t2: its share is in theirs
     losses = _weighted_loss(a, m, y, w, t1, t2, axis, is_label)
     at, t1, t2 = _state(a, m, t2, axis), _value(t1), _value(t2)
     target = core.weigh(y, w, is_label=is_label, axis=axis, xp=xp)
-    d_losses = jnp.zeros_like(losses)
-    if _moves(da):
-        d_losses += xp.sum(core.weighted_gradient(target, at, t1, t2, axis=axis, xp=xp) * da, axis=axis)
-    if _moves(dt1) or _moves(dt2):
-        slopes = core.temperature_gradients(target, at, t1, t2, axis=axis, xp=xp)
-        d_losses += sum(slope * dt for slope, dt in zip(slopes, (dt1, dt2), strict=True) if _moves(dt))
-    dz = [dy if w is None else w * dy] if _moves(dy) else []
-    if w is not None and _moves(dw):
-        dz.append(y * dw)
-    if dz:
-        by_z = core.target_gradient(target, at.log_p, t1, axis=axis, xp=xp)
-        d_losses += xp.sum(by_z * sum(dz), axis=axis)
-    return losses, d_losses
+    dz = None if dy is None else dy if w is None else w * dy
+    if dw is not None:
+        dz = y * dw if dz is None else dz + y * dw
+    return losses, core.loss_pushforward(target, at, t1, t2, da=da, dz=dz, dt1=dt1, dt2=dt2, axis=axis, xp=xp)
 
 
-@jax.custom_jvp
-def _log_t(x: Array, t: Any) -> Array:
-    return core.log_t(x, _value(t), xp=xp)
+def _elementwise(function: Any, by_x: Any, by_t: Any) -> Any:
+    """A function of core of (x, t), with its derivatives as functions of x, of its value y and of t."""
+
+    @jax.custom_jvp
+    def value(x: Array, t: Any) -> Array:
+        return function(x, _value(t), xp=xp)
+
+    @partial(value.defjvp, symbolic_zeros=True)
+    def _(primals: Any, tangents: Any) -> Any:
+        x, t = primals
+        dx, dt = map(_change, tangents)
+        y, t = value(x, t), _value(t)
+        dy = jnp.zeros_like(y)
+        if dx is not None:
+            dy += by_x(x, y, t) * dx
+        if dt is not None:
+            dy += by_t(x, y, t) * dt
+        return y, dy
+
+    return value
 
 
-@partial(_log_t.defjvp, symbolic_zeros=True)
-def _log_t_jvp(primals: Any, tangents: Any) -> Any:
-    x, t = primals
-    dx, dt = tangents
-    y, t = _log_t(x, t), _value(t)
-    dy = jnp.zeros_like(y)
-    if _moves(dx):
-        dy += jnp.power(x, -t) * dx  # the chain rule gives 0 times inf at x = 0
-    if _moves(dt):
-        above = x > 1
-        gap = jnp.where(above, 1.0, -1.0) * jnp.log(x)  # both limits, at 0 and at inf, are those of `phi_slope` at inf
-        dy -= core.phi_slope(gap, jnp.where(above, 1 - t, t - 1), xp=xp) * dt
-    return y, dy
-
-
-@jax.custom_jvp
-def _exp_t(x: Array, t: Any) -> Array:
-    return core.exp_t(x, _value(t), xp=xp)
-
-
-@partial(_exp_t.defjvp, symbolic_zeros=True)
-def _exp_t_jvp(primals: Any, tangents: Any) -> Any:
-    """With l = log y:  dy/dx = y^t,  and from x = log_t(y)  dy/dt = y (e^((t-1) l) - 1 - (t-1) l) / (t-1)^2."""
-    x, t = primals
-    dx, dt = tangents
-    y, t = _exp_t(x, t), _value(t)
-    log_y = jnp.log(jnp.where(y == 0, 1.0, y))
-    dy = jnp.zeros_like(y)
-    if _moves(dx):
-        dy += jnp.where(y == 0, 0.0, jnp.exp(t * log_y)) * dx
-    if _moves(dt):
-        dy += jnp.where(y == 0, 0.0, core.bend(log_y, t - 1, 1, xp=xp)) * dt
-    return y, dy
+_log_t = _elementwise(
+    core.log_t,
+    lambda x, y, t: jnp.power(x, -t),  # the chain rule gives 0 times inf at x = 0
+    lambda x, y, t: core.log_t_slope(x, t, xp=xp),
+)
+_exp_t = _elementwise(
+    core.exp_t,
+    lambda x, y, t: jnp.where(y == 0, 0.0, jnp.exp(t * jnp.log(jnp.where(y == 0, 1.0, y)))),  # y^t
+    lambda x, y, t: core.exp_t_slope(y, t, xp=xp),
+)
 
 
 # Each of these two is one program even if the caller does not use jit: dozens of operations would cost far more.
@@ -470,9 +453,9 @@ def _log_softmax(a: Array, t: Any, axis: int) -> tuple[Array, Array]:
     return jnp.where(log_p == -math.inf, -math.inf, log_p), partition
 
 
-@partial(jax.jit, static_argnums=(5, 6, 7))
-def _loss(a: Array, y: Array, w: Array | None, t1: Any, t2: Any, axis: int, is_label: bool, rescale: bool) -> Array:
-    y = jnp.where((y if w is None else y * w) >= 0, y, math.nan)
+@partial(jax.jit, static_argnames=("axis", "is_label", "rescale"))
+def _loss(a: Array, y: Array, w: Array | None, t1: Any, t2: Any, *, axis: int, is_label: bool, rescale: bool) -> Array:
+    y = nan_if_negative(y, w, xp=xp)
     outer: Any = 1.0
     if rescale:
         inner, outer = core.scales(a.shape[axis], _value(t1), _value(t2))

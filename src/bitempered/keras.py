@@ -31,8 +31,18 @@ from typing import Any
 import numpy as np
 
 from bitempered import core
-from bitempered.checks import check_label_smoothing, check_logits, check_rescale, check_temperature, check_temperatures
-from bitempered.encoding import encode_binary, encode_classes, namespace
+from bitempered.checks import (
+    check_binary_probabilities,
+    check_indices,
+    check_label_smoothing,
+    check_logits,
+    check_probabilities,
+    check_rescale,
+    check_temperature,
+    check_temperatures,
+    sum_tolerance,
+)
+from bitempered.encoding import compute_dtype, encode_binary, encode_classes, namespace, nan_if_negative
 
 try:
     import keras
@@ -148,7 +158,7 @@ class _Loss(keras.losses.Loss):
     @property
     def dtype(self) -> str:
         """float32 even for half precision: Keras casts class indices to this, and half precision would round them."""
-        return "float64" if super().dtype == "float64" else "float32"
+        return compute_dtype(super().dtype)
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         mask = getattr(y_pred, "_keras_mask", None)  # where False, Keras multiplies the loss by 0: it must not be NaN
@@ -210,7 +220,10 @@ class BiTemperedLogisticLoss(_Loss):
         dtype: Any = None,
         rescale: bool = False,
     ) -> None:
-        super().__init__(t1, t2, from_logits, label_smoothing, reduction, name, dtype, rescale)
+        super().__init__(
+            t1, t2, from_logits=from_logits, label_smoothing=label_smoothing, reduction=reduction, name=name,
+            dtype=dtype, rescale=rescale,
+        )  # fmt: skip
         if not isinstance(axis, int):
             raise TypeError(f"axis must be an int, got {type(axis).__name__}")
         self.axis = axis
@@ -223,22 +236,18 @@ class BiTemperedLogisticLoss(_Loss):
         axis, indices = _check_classes(tuple(y_true.shape), tuple(y_pred.shape), self.axis)
         classes, values = y_pred.shape[axis], _values(y_true)
         if indices:
-            if values is not None and not np.all((values >= 0) & (values < classes) & (values == np.floor(values))):
-                raise IndexError(f"y_true must hold class indices from 0 to {classes - 1}, got {_range(values)}")
+            if values is not None:
+                check_indices(values, classes, "y_true")
             y_true = ops.squeeze(y_true, axis) if len(y_true.shape) == len(y_pred.shape) else y_true
-            valid = (y_true >= 0) & (y_true < classes) & (y_true == ops.floor(y_true))
         else:
-            # The tolerance is that of half precision, since Keras has already cast the target.
-            if values is not None and not (np.all(values >= 0) and np.all(abs(values.sum(axis) - 1) <= 1e-2)):
-                raise ValueError(
-                    "y_true must hold probabilities in [0, 1] that sum to 1 within 0.01 over the classes,"
-                    f" got {_range(values)} and sums {_range(values.sum(axis))}"
-                )
+            if values is not None:
+                # Keras has already cast the target, which may have been in half precision.
+                check_probabilities(values, axis, sum_tolerance(itemsize=2), "y_true")
             y_true = _constant(y_true)
-        y, _, is_label = encode_classes(y_pred, y_true, None, self.label_smoothing, axis, indices=indices, xp=xp)
-        if indices:
-            y = xp.where(ops.expand_dims(valid, axis), y, math.nan)
-        return _losses(y_pred, y, *self._pair(classes, y_pred), axis, is_label, self.rescale)
+        options: dict[str, Any] = {"label_smoothing": self.label_smoothing, "axis": axis, "checked": False}
+        y, _, is_label = encode_classes(y_pred, y_true, indices=indices, **options, xp=xp)
+        t1, t2 = self._pair(classes, y_pred)
+        return _losses(y_pred, y, t1, t2, axis=axis, is_label=is_label, rescale=self.rescale)
 
 
 @keras.saving.register_keras_serializable(package="bitempered")
@@ -271,22 +280,20 @@ class BiTemperedBinaryLogisticLoss(_Loss):
         if not logits or not _agree(logits, target):
             raise ValueError(f"y_true must have the shape of y_pred, at least one axis: {logits}, got {target}")
         values = _values(y_true)
-        if values is not None and not np.all((values >= 0) & (values <= 1)):
-            raise ValueError(f"y_true must hold probabilities in [0, 1], got {_range(values)}")
-        y = _constant(y_true)
-        if self.label_smoothing:
-            y = (1 - self.label_smoothing) * y + self.label_smoothing / 2
-        a, y, _ = encode_binary(y_pred, y, None, xp=xp)
-        losses = _losses(a, y, *self._pair(2, y_pred), len(logits), False, self.rescale)
+        if values is not None:
+            check_binary_probabilities(values, "y_true")
+        a, y, _ = encode_binary(y_pred, _constant(y_true), label_smoothing=self.label_smoothing, xp=xp)
+        t1, t2 = self._pair(2, y_pred)
+        losses = _losses(a, y, t1, t2, axis=len(logits), is_label=False, rescale=self.rescale)
         return ops.sum(losses, axis=-1) / ops.sum(ops.ones_like(losses), axis=-1)  # ops.mean is float32 on JAX
 
 
-def _losses(a: Tensor, y: Tensor, t1: Any, t2: Any, axis: int, is_label: bool, rescale: bool) -> Tensor:
+def _losses(a: Tensor, y: Tensor, t1: Any, t2: Any, *, axis: int, is_label: bool, rescale: bool) -> Tensor:
     """The loss of each example; NaN where a y is negative or NaN."""
     if rescale:
         inner, outer = core.scales(a.shape[axis], t1, t2)
-        return outer * _losses(inner * a, y, t1, t2, axis, is_label, rescale=False)
-    y = xp.where(y >= 0, y, math.nan)
+        return outer * _losses(inner * a, y, t1, t2, axis=axis, is_label=is_label, rescale=False)
+    y = nan_if_negative(y, None, xp=xp)
     u, m = core.solve(ops.stop_gradient(a), t2, axis=axis, xp=xp)
     target = core.weigh(y, None, is_label=is_label, axis=axis, xp=xp)
     losses = core.weighted_loss(target, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp)
@@ -336,7 +343,7 @@ def _tied(m: Tensor, a: Tensor, t: Any, axis: int) -> Tensor:
 def _constant(y_true: Tensor) -> Tensor:
     def refuse(*_: Tensor) -> Tensor:
         raise NotImplementedError(
-            "bitempered.keras is not differentiated in y_true: pass keras.ops.stop_gradient(y_true)"
+            "the losses of bitempered.keras have no gradient in y_true: pass keras.ops.stop_gradient(y_true)"
         )
 
     return _with_gradient(refuse, y_true, y_true)
@@ -378,7 +385,3 @@ def _values(x: Tensor) -> Any:
         return np.asarray(ops.stop_gradient(x))
     except (NotImplementedError, RuntimeError, TypeError):
         return None
-
-
-def _range(x: Any) -> str:
-    return f"values from {x.min():g} to {x.max():g}"

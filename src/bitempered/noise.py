@@ -99,7 +99,7 @@ def small_margin(
 
     Reference: Amid, Warmuth, Anil, Koren, section 1.2 and figure 2.
     """
-    return by_margin(labels, rate, rng, np.abs(margin), num_classes, pool)
+    return by_margin(labels, rate, rng=rng, key=np.abs(margin), num_classes=num_classes, pool=pool)
 
 
 def large_margin(
@@ -119,7 +119,7 @@ def large_margin(
     >>> large_margin(np.zeros(4, int), 0.5, rng=np.random.default_rng(0), margin=margin, num_classes=2).tolist()
     [0, 1, 1, 0]
     """
-    return by_margin(labels, rate, rng, -np.abs(margin), num_classes, pool)
+    return by_margin(labels, rate, rng=rng, key=-np.abs(margin), num_classes=num_classes, pool=pool)
 
 
 def from_file(labels: np.ndarray, path: str | Path, *, num_classes: int | None = None) -> np.ndarray:
@@ -204,8 +204,9 @@ def move(labels: np.ndarray, chosen: np.ndarray, step: np.ndarray, num_classes: 
 
 
 def by_margin(
-    labels: np.ndarray, rate: float, rng: np.random.Generator, key: np.ndarray, num_classes: int, pool: float | None
+    labels: np.ndarray, rate: float, *, rng: np.random.Generator, key: np.ndarray, num_classes: int, pool: float | None
 ) -> np.ndarray:
+    """`small_margin` with the pool of the smallest `key`."""
     labels = check(labels, rate, num_classes)
     if key.shape != labels.shape or np.isnan(key).any():
         raise ValueError(

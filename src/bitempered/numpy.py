@@ -11,14 +11,19 @@ from numpy.typing import ArrayLike, NDArray
 from bitempered import core
 from bitempered.checks import (
     check_binary,
+    check_binary_probabilities,
     check_class_loss,
     check_floating,
+    check_indices,
     check_logits,
+    check_probabilities,
     check_temperature,
     check_temperatures,
     is_integer,
+    negative_weight,
+    sum_tolerance,
 )
-from bitempered.encoding import encode_binary, encode_classes, factors, namespace, widen
+from bitempered.encoding import encode_binary, encode_classes, factors, namespace, weigh_elements, widen
 
 __all__ = [
     "bi_tempered_binary_logistic_loss",
@@ -33,7 +38,6 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
-
 
 xp = namespace(np)
 
@@ -158,7 +162,7 @@ def bi_tempered_logistic_loss(
 
     Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
     """
-    return _loss(logits, target, t1, t2, weight, label_smoothing, axis, rescale, with_gradient=False)[0]
+    return _loss(logits, target, t1, t2, weight=weight, smoothing=label_smoothing, axis=axis, rescale=rescale)[0]
 
 
 def loss_and_grad(
@@ -181,7 +185,9 @@ def loss_and_grad(
     >>> losses.round(4), gradient.round(4)
     (array([2.1269]), array([[ 0.8808, -0.8808]]))
     """
-    return _loss(logits, target, t1, t2, weight, label_smoothing, axis, rescale, with_gradient=True)
+    return _loss(
+        logits, target, t1, t2, weight=weight, smoothing=label_smoothing, axis=axis, rescale=rescale, with_gradient=True
+    )
 
 
 def bi_tempered_binary_logistic_loss(
@@ -215,16 +221,15 @@ def bi_tempered_binary_logistic_loss(
     logits, target = np.asarray(logits), np.asarray(target)
     weight, pos_weight = _optional(weight), _optional(pos_weight)
     check_binary(logits, target, weight, pos_weight)
-    if not np.all((target >= 0) & (target <= 1)):
-        raise ValueError(f"target must be probabilities in [0, 1], got {_range(target)}")
+    check_binary_probabilities(target, "target")
     _check_weight(weight, "weight")
     _check_weight(pos_weight, "pos_weight")
     with _quiet():
         a, y, w = encode_binary(widen(logits), target, pos_weight, xp=xp)
         weighted = core.weigh(y, w, is_label=False, axis=-1, xp=xp)
-        losses, _ = _weighted_loss(a, weighted, t1, t2, -1, rescale, with_gradient=False)
+        losses, _ = _weighted_loss(a, weighted, t1, t2, axis=-1, rescale=rescale, with_gradient=False)
         if weight is not None:
-            losses = np.where(weight == 0, 0.0, losses * weight)  # 0 times an infinite loss is 0
+            losses = weigh_elements(losses, weight, xp=xp)
         return losses.astype(logits.dtype)
 
 
@@ -251,28 +256,32 @@ def _loss(
     target: ArrayLike,
     t1: float,
     t2: float,
+    *,
     weight: ArrayLike | None,
-    label_smoothing: float,
+    smoothing: float,
     axis: int,
     rescale: bool,
-    with_gradient: bool,
+    with_gradient: bool = False,
 ) -> tuple[Array, Array]:
     t1, t2 = check_temperatures(t1, t2)
     logits, target, weight = np.asarray(logits), np.asarray(target), _optional(weight)
-    axis = check_class_loss(logits, target, weight, label_smoothing, axis)
-    _check_target(target, logits.shape[axis], axis)
+    axis = check_class_loss(logits, target, weight, label_smoothing=smoothing, axis=axis)
+    indices = is_integer(target)
+    if indices:
+        check_indices(target, logits.shape[axis], "target")
+    else:
+        check_probabilities(widen(target), axis, sum_tolerance(target.dtype.itemsize), "target")
     _check_weight(weight, "weight")
     with _quiet():
         a = widen(logits)
-        indices = is_integer(target)
-        y, w, is_label = encode_classes(a, target, weight, label_smoothing, axis, indices=indices, xp=xp)
+        y, w, is_label = encode_classes(a, target, weight, label_smoothing=smoothing, axis=axis, indices=indices, xp=xp)
         weighted = core.weigh(y, w, is_label=is_label, axis=axis, xp=xp)
-        losses, gradient = _weighted_loss(a, weighted, t1, t2, axis, rescale, with_gradient)
+        losses, gradient = _weighted_loss(a, weighted, t1, t2, axis=axis, rescale=rescale, with_gradient=with_gradient)
         return losses.astype(logits.dtype), gradient.astype(logits.dtype)
 
 
 def _weighted_loss(
-    a: Array, target: core.Target, t1: float, t2: float, axis: int, rescale: bool, with_gradient: bool
+    a: Array, target: core.Target, t1: float, t2: float, *, axis: int, rescale: bool, with_gradient: bool
 ) -> tuple[Array, Array]:
     """Return the loss of each example and its gradient in the logits, which is empty unless `with_gradient`."""
     inner, outer = factors(rescale, a.shape[axis], t1, t2)
@@ -300,24 +309,6 @@ def _optional(x: ArrayLike | None) -> Array | None:
     return None if x is None else np.asarray(x)
 
 
-def _check_target(target: Array, classes: int, axis: int) -> None:
-    if is_integer(target):
-        if not np.all((target >= 0) & (target < classes)):
-            raise IndexError(f"target must hold class indices from 0 to {classes - 1}, got {_range(target)}")
-        return
-    tolerance = 1e-2 if target.dtype.itemsize == 2 else 1e-3
-    sums = np.sum(widen(target), axis=axis)
-    if not (np.all(target >= 0) and np.all(abs(sums - 1) <= tolerance)):
-        raise ValueError(
-            f"target must hold probabilities in [0, 1] that sum to 1 within {tolerance} over the classes,"
-            f" got {_range(target)} and sums {_range(sums)}"
-        )
-
-
 def _check_weight(weight: Array | None, name: str) -> None:
     if weight is not None and np.any(weight < 0):
-        raise ValueError(f"{name} must not be negative, got {np.nanmin(weight):g}")
-
-
-def _range(x: Array) -> str:
-    return f"values from {x.min():g} to {x.max():g}"
+        raise negative_weight(weight, name)

@@ -28,7 +28,7 @@ _forced: ContextVar[str | None] = ContextVar("bitempered_kernel", default=None)
 
 @contextmanager
 def use(name: str) -> Iterator[None]:
-    """Force an implementation inside a `with` block. A loss that it cannot compute raises RuntimeError.
+    """Force an implementation inside a `with` block. What it cannot compute raises RuntimeError.
 
     torch.compile ignores this: a compiled loss on a GPU uses the Triton kernel, and any other uses core.
 
@@ -60,17 +60,19 @@ def choose(logits: Tensor, target: Tensor | None, axis: int | None) -> str:
         return name
     refusal = (_triton_refuses if name == "triton" else _cpu_refuses)(logits, target, axis)
     if refusal and forced:
-        raise RuntimeError(f"the {name} kernel cannot compute this loss: {refusal}")
+        raise _cannot(name, "softmax" if target is None else "loss", refusal)
     return "core" if refusal else name
 
 
-def choose_core(reason: str) -> None:
-    """Raise RuntimeError if a kernel is forced, where for some `reason` only core can compute."""
-    if torch.compiler.is_compiling():
-        return
-    forced = _forced.get()
+def choose_core(what: str, reason: str) -> None:
+    """Raise RuntimeError if another kernel is forced, where for some `reason` only core computes `what`."""
+    forced = None if torch.compiler.is_compiling() else _forced.get()
     if forced not in (None, "core"):
-        raise RuntimeError(f"the {forced} kernel cannot compute this loss: {reason}")
+        raise _cannot(forced, what, reason)
+
+
+def _cannot(name: str, what: str, reason: str) -> RuntimeError:
+    return RuntimeError(f"the {name} kernel cannot compute this {what}: {reason}")
 
 
 def _triton_refuses(logits: Tensor, target: Tensor | None, axis: int | None) -> str | None:

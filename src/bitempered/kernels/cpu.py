@@ -94,7 +94,7 @@ def _find_or_make() -> ctypes.CDLL:
         try:
             loaded = _load(path)
         except AttributeError as error:
-            raise Unavailable(f"{shlex.join(command)} made something else: {error}") from None
+            raise Unavailable(f"{shlex.join(command)} did not make a library with the loss in it: {error}") from None
         path.chmod(0o600)
         os.replace(path, folder / _name(key, path))  # atomically: another process may be doing the same
     return loaded
@@ -228,7 +228,7 @@ def _call(
     options: LossOptions,
     gradient: Tensor | None,
 ) -> Tensor:
-    t1, t2, _, label_smoothing, ignore_index, reduction = options
+    ignore_index, reduction = options.ignore_index, options.reduction
     made = library()
     if isinstance(made, Unavailable):
         raise made
@@ -241,8 +241,8 @@ def _call(
     out = logits.new_empty(n if reduction == "none" else ())
     status = made.bitempered_loss(
         *(logits.data_ptr(), logits.stride(0), target.data_ptr(), _address(weight), n, classes),
-        *(t1, t2, label_smoothing, ignore_index, _REDUCTIONS[reduction], out.data_ptr(), _address(gradient)),
-        *(_parallel(), torch.get_num_threads()),
+        *(options.t1, options.t2, options.label_smoothing, ignore_index, _REDUCTIONS[reduction]),
+        *(out.data_ptr(), _address(gradient), _parallel(), torch.get_num_threads()),
     )
     if status == _BAD_INDEX:
         raise bad_index(target, classes, ignore_index)

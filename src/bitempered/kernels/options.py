@@ -1,14 +1,12 @@
-"""The options of a loss over classes: one tuple, in one order, for every kernel."""
+"""The options of a loss: one tuple, for core and every kernel."""
 
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 
 class LossOptions(NamedTuple):
-    t1: float | Tensor  # a tensor has one value per example, and goes to core
-    t2: float | Tensor
-    axis: int  # of the classes
-    label_smoothing: float
-    ignore_index: int
-    reduction: str
+    t1: Any  # a number; or a tensor with one value per example, for core; or None if it is passed on its own
+    t2: Any
+    axis: Any  # of the classes, an integer; None for a binary loss, which only core computes
+    label_smoothing: float = 0.0
+    ignore_index: int = -100
+    reduction: str = "mean"

@@ -1,22 +1,27 @@
-"""The weights of class indices, and the error for a bad index."""
+"""What a mean divides by, and the error for a bad class index."""
 
 import torch
 from torch import Tensor
 
+from bitempered import checks
 
-def target_weights(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    """The weight of each target, 0 where it is ignored. A mean over class indices divides by their sum."""
+
+def mean_divisor(
+    target: Tensor, weight: Tensor | None, *, axis: int, ignore_index: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The summed weights of class indices that are not ignored, or the number of examples of class probabilities.
+
+    If it is 0, no example counts: the mean is NaN, as 0 / 0 is, and its gradient is 0.
+    """
+    if target.is_floating_point():
+        return torch.full((), target.numel() // target.shape[axis], dtype=dtype, device=target.device)
     kept = target != ignore_index
-    return kept if weight is None else torch.where(kept, weight.to(dtype)[torch.where(kept, target, 0)], 0.0)
+    if weight is None:
+        return kept.sum()
+    return torch.where(kept, weight.to(dtype)[torch.where(kept, target, 0)], 0.0).sum()
 
 
 def bad_index(target: Tensor, classes: int, ignore_index: int) -> IndexError:
     """The error to raise for a target with an index that is neither a class nor ignore_index."""
-    return IndexError(
-        f"target must hold class indices from 0 to {classes - 1} or ignore_index ({ignore_index}),"
-        f" got {value_range(target[target != ignore_index])}"
-    )
-
-
-def value_range(x: Tensor) -> str:
-    return f"values from {x.min().item():g} to {x.max().item():g}"
+    kept = target[target != ignore_index]
+    return checks.bad_index(kept, classes, "target", or_ignored=f" or ignore_index ({ignore_index})")

@@ -13,6 +13,7 @@ from sklearn.utils import check_array
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
+from bitempered.checks import value_range
 from bitempered.diagnosis import learning_problem
 from bitempered.encoding import factors
 from bitempered.numpy import tempered_log_softmax, tempered_softmax
@@ -47,10 +48,10 @@ class TemperedClassifier(ClassifierMixin, BaseEstimator):
         self.scale_, _ = factors(self.rescale, len(self.classes_), t1, t2)
 
     def _warn_unless_learnt(self, logits: Array, labels: Array, weight: Array, advice: str) -> None:
-        """Warn if the logits of the training examples answer one class only, or never one of the classes.
+        """Warn if the fit predicts the same class for all training examples, or one of the classes never.
 
-        Classes of little weight, less than a quarter of an even share, may be given up; and scikit-learn does not warn
-        at the ordinary logistic loss.
+        It may give up a class with less than a quarter of an even share of the weight. At the ordinary logistic loss
+        there is no warning, as in scikit-learn.
         """
         if (self.t1_, self.t2_) == (1, 1):
             return
@@ -102,10 +103,7 @@ def all_logits(logits: Array) -> Array:
 
 def check_weights(weight: Array, name: str) -> None:
     if not (weight.min() >= 0 and 0 < weight.max() < math.inf):
-        raise ValueError(
-            f"{name} must hold finite numbers >= 0, not all of them zero,"
-            f" got values from {weight.min():g} to {weight.max():g}"
-        )
+        raise ValueError(f"{name} must hold finite numbers >= 0, not all of them zero, got {value_range(weight)}")
 
 
 def check_positive(value: Any, name: str) -> None:

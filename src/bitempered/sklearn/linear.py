@@ -58,7 +58,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
         t1_, t2_, scale_: the temperatures of the fit, and K^(t2-1) with `rescale`, otherwise 1. `predict_proba` is
             `tempered_softmax(scale_ * logits, t2_)`.
 
-    If the fit predicts one class for all examples, or none as one of the classes, a ConvergenceWarning says so.
+    If the fit predicts the same class for all examples, or one of the classes never, a ConvergenceWarning says so.
 
     X may be a dense or a sparse matrix; the computation is in float64.
 
@@ -141,7 +141,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
         for step in chain(steps, repeat(1.0)):
             start = t1 if convex else 1.0
             temperatures = (1 - step) * start + step * t1, (1 - step) * start + step * t2
-            objective = _Objective(X, labels, weight, penalty, theta, *temperatures, self.rescale)
+            objective = _Objective(X, labels, weight, *temperatures, theta=theta, penalty=penalty, rescale=self.rescale)
             left = max(1, self.max_iter - n_iter)
             result = minimize(
                 objective,
@@ -233,13 +233,13 @@ class _Objective:
     """
 
     def __init__(
-        self, X: Any, labels: Array, weight: Array, penalty: Array, theta: Array, t1: float, t2: float, rescale: bool
+        self, X: Any, labels: Array, weight: Array, t1: float, t2: float, *, theta: Array, penalty: Array, rescale: bool
     ) -> None:
         self.X, self.weight, self.penalty, self.theta, self.t1, self.t2 = X, weight, penalty, theta, t1, t2
         self.classes = max(theta.shape[1], 2)
         self.inner, self.outer = factors(rescale, self.classes, t1, t2)
         logits = np.empty((self.classes, len(labels)))
-        self.y, _, _ = encode_classes(logits, labels, None, 0.0, 0, indices=True, xp=xp)
+        self.y, _, _ = encode_classes(logits, labels, axis=0, indices=True, xp=xp)
         self.is_label = self.y > 0
         self.last: core.State | None = None
         # The size of a gradient at equal probabilities relative to cross-entropy's (and above 0), so that `tol` means

@@ -58,7 +58,7 @@ class BiTemperedMLPClassifier(TemperedClassifier):
             kept), and K^(t2_-1) with `rescale`, otherwise 1. `predict_proba` is
             `tempered_softmax(scale_ * logits, t2_)`.
 
-    If the fit predicts one class for all examples, or none as one of the classes, a ConvergenceWarning says so.
+    If the fit predicts the same class for all examples, or one of the classes never, a ConvergenceWarning says so.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)

@@ -7,15 +7,16 @@ the graph of a second derivative back to the logits and to t2.
 A temperature is a number, or a tensor of the shape and dtype of the loss per example, with or without a gradient.
 """
 
-from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from bitempered import core
+from bitempered import core, encoding
+from bitempered.checks import FLOATS
 from bitempered.encoding import encode_binary, encode_classes, namespace
 from bitempered.kernels import hooks
+from bitempered.kernels.options import LossOptions
 
 xp = namespace(
     torch,
@@ -30,16 +31,24 @@ xp = namespace(
 
 
 Temperature: TypeAlias = float | Tensor
+_COMPUTE_DTYPES = {getattr(torch, name): getattr(torch, encoding.compute_dtype(name)) for name in FLOATS}
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    return _COMPUTE_DTYPES.get(dtype, torch.float32)
 
 
-def _split(*temperatures: Temperature) -> tuple[list[Tensor | None], list[float | None]]:
-    """The tensors among temperatures, which autograd must save, and the numbers, each with None for the others."""
-    tensors = [t if isinstance(t, Tensor) else None for t in temperatures]
-    return tensors, [None if isinstance(t, Tensor) else t for t in temperatures]
+def without_tensors(options: LossOptions) -> tuple[LossOptions, tuple[Tensor | None, Tensor | None]]:
+    """Return the options with None for temperatures that are tensors, and those tensors, which autograd must save."""
+    t1, t2 = (t if isinstance(t, Tensor) else None for t in (options.t1, options.t2))
+    numbers = options if t1 is None else options._replace(t1=None)
+    return numbers if t2 is None else numbers._replace(t2=None), (t1, t2)
+
+
+def with_tensors(options: LossOptions, *, t1: Tensor | None, t2: Tensor | None) -> LossOptions:
+    """Undo `without_tensors`."""
+    options = options if t1 is None else options._replace(t1=t1)
+    return options if t2 is None else options._replace(t2=t2)
 
 
 def along(t: Temperature, axis: int) -> Temperature:
@@ -62,7 +71,7 @@ class _LogSoftmax(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         logits, t, ctx.axis = inputs
         ctx.dtype = logits.dtype
-        (tensor,), (ctx.t,) = _split(t)
+        tensor, ctx.t = (t, None) if isinstance(t, Tensor) else (None, t)
         ctx.save_for_backward(output[0], tensor)
         ctx.save_for_forward(output[0], tensor)
         ctx.set_materialize_grads(False)
@@ -95,10 +104,8 @@ class _LogSoftmaxForwardMode(_LogSoftmax):
         d_log_p, d_lambda = torch.zeros_like(log_p), torch.zeros_like(xp.sum(log_p, axis=axis))
         if d_logits is not None:
             da = d_logits.to(log_p.dtype)
+            d_log_p = d_log_p + core.pushforward(da, log_p, t, axis=axis, xp=xp)
             d_lambda = d_lambda + xp.sum(core.escort(log_p, t, axis=axis, xp=xp) * da, axis=axis)
-            outside = log_p == -torch.inf
-            power = torch.exp((t - 1) * torch.where(outside, 0.0, log_p))
-            d_log_p = d_log_p + torch.where(outside, 0.0, power * (da - d_lambda))
         if dt is not None:
             d_log_p = d_log_p + dt * core.log_probs_slope(log_p, t, axis=axis, xp=xp)
             d_lambda = d_lambda + dt * core.log_partition_slope(log_p, t, axis=axis, xp=xp)
@@ -106,10 +113,11 @@ class _LogSoftmaxForwardMode(_LogSoftmax):
 
 
 class _Loss(torch.autograd.Function):
-    """(logits, target, class weights, t1, t2, axis, smoothing, ignore_index) -> loss per example, and its `m`.
+    """(logits, target, class weights, *options) -> loss per example, and its `m`.
 
-    Both outputs keep the class axis at length 1, as tensors t1 and t2 do. An axis of None means binary: one logit a
-    against a fixed 0, on a last class axis that exists only inside. Forward saves the inputs and `m`.
+    The options are arguments of their own, since autograd must see temperatures that are tensors. Both outputs keep the
+    class axis at length 1, as these do. An axis of None means binary: one logit a against a fixed 0, on a last class
+    axis that exists only inside. Forward saves the inputs and `m`.
     """
 
     generate_vmap_rule = True
@@ -124,43 +132,47 @@ class _Loss(torch.autograd.Function):
         axis: int | None,
         label_smoothing: float,
         ignore_index: int,
-    ) -> tuple[Tensor, Tensor]:
-        a, weighted, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
+        reduction: str,
+    ) -> tuple[Tensor, Tensor]:  # not *options: torch.compile counts the arguments
+        options = LossOptions(t1, t2, axis, label_smoothing, ignore_index, reduction)
+        a, weighted, axis = encode(logits, target, weight, options)
         u, m = core.solve(a, t2, axis=axis, xp=xp)
         return core.weighted_loss(weighted, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp), m
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        tensors, numbers = _split(*inputs[3:5])
-        ctx.options = *numbers, *inputs[5:]
-        ctx.save_for_backward(*inputs[:3], output[1], *tensors)
-        ctx.save_for_forward(*inputs[:3], output[1], *tensors)
+        logits, target, weight, *values = inputs
+        ctx.options, tensors = without_tensors(LossOptions(*values))
+        ctx.save_for_backward(logits, target, weight, output[1], *tensors)
+        ctx.save_for_forward(logits, target, weight, output[1], *tensors)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, g_loss: Tensor | None, g_m: Tensor | None) -> tuple[Any, ...]:
-        logits, target, *_ = ctx.saved_tensors
-        binary = ctx.options[2] is None
-        by = _partials(ctx, ctx.needs_input_grad[1], any(ctx.needs_input_grad[3:5]))
+        logits, target, weight, m, options = _saved(ctx)
+        _, needs_y, _, needs_t1, needs_t2, *others = ctx.needs_input_grad
+        weighted, at, axis = _at_solution(logits, target, weight, m, options)
+        t1, t2, binary = options.t1, options.t2, options.axis is None
         grad = grad_target = grad_t1 = grad_t2 = None
         if g_loss is not None:
-            grad = g_loss * by.loss_by_a
-            if by.loss_by_y is not None:
-                by_y = g_loss * by.loss_by_y
-                grad_target = by_y[..., 1] - by_y[..., 0] if binary else by_y
-            if by.loss_by_t is not None:
-                grad_t1, grad_t2 = (g_loss * x for x in by.loss_by_t)
+            grad = g_loss * core.weighted_gradient(weighted, at, t1, t2, axis=axis, xp=xp)
+            if needs_y:
+                by_z = core.target_gradient(weighted, at.log_p, t1, axis=axis, xp=xp)
+                by_y = (1 - options.label_smoothing) * by_z
+                by_y = g_loss * (by_y if weighted.w is None else by_y * weighted.w)
+                grad_target = (by_y[..., 1] - by_y[..., 0] if binary else by_y).to(target.dtype)
+            if needs_t1 or needs_t2:
+                slopes = core.temperature_gradients(weighted, at, t1, t2, axis=axis, xp=xp)
+                grad_t1, grad_t2 = (g_loss * slope for slope in slopes)
         if g_m is not None:
-            grad = g_m * by.m_by_a if grad is None else grad + g_m * by.m_by_a
-            if by.m_by_t is not None:
-                grad_t2 = g_m * by.m_by_t if grad_t2 is None else grad_t2 + g_m * by.m_by_t
+            grad = (0.0 if grad is None else grad) + g_m * core.normalizer_gradient(at, t2, xp=xp)
+            if needs_t2:
+                by_t2 = g_m * core.normalizer_slope(at, t2, axis=axis, xp=xp)
+                grad_t2 = by_t2 if grad_t2 is None else grad_t2 + by_t2
         if grad is not None:
             grad = (grad[..., 1] if binary else grad).to(logits.dtype)
-        if grad_target is not None:
-            grad_target = grad_target.to(target.dtype)
-        needs_t1, needs_t2 = ctx.needs_input_grad[3:5]
         grad_t1, grad_t2 = grad_t1 if needs_t1 else None, grad_t2 if needs_t2 else None
-        return grad, grad_target, None, grad_t1, grad_t2, None, None, None
+        return grad, grad_target, None, grad_t1, grad_t2, *(None for _ in others)
 
 
 class _LossForwardMode(_Loss):
@@ -175,71 +187,53 @@ class _LossForwardMode(_Loss):
         *_: None,
     ) -> tuple[Tensor, Tensor]:
         if d_weight is not None:
-            raise RuntimeError("the loss is not differentiated in its class weights (weight, pos_weight); detach them")
-        binary = ctx.options[2] is None
-        axis = -1 if binary else ctx.options[2]
-        by = _partials(ctx, d_target is not None, dt1 is not None or dt2 is not None)
-        d_loss, d_m = torch.zeros_like(ctx.saved_tensors[3]), torch.zeros_like(ctx.saved_tensors[3])
-        if d_logits is not None:
-            da = torch.stack((torch.zeros_like(d_logits), d_logits), dim=-1) if binary else d_logits
-            d_loss = d_loss + xp.sum(by.loss_by_a * da, axis=axis)
-            d_m = d_m + xp.sum(by.m_by_a * da, axis=axis)
-        if by.loss_by_y is not None and d_target is not None:
-            dy = torch.stack((-d_target, d_target), dim=-1) if binary else d_target
-            d_loss = d_loss + xp.sum(by.loss_by_y * dy, axis=axis)
-        if by.loss_by_t is not None:
-            for dt, loss_by_t in zip((dt1, dt2), by.loss_by_t, strict=True):
-                d_loss = d_loss if dt is None else d_loss + loss_by_t * dt
-            d_m = d_m if dt2 is None else d_m + by.m_by_t * dt2
-        return d_loss, d_m
+            raise RuntimeError("the loss has no derivative in its class weights (weight, pos_weight): detach them")
+        logits, target, weight, m, options = _saved(ctx)
+        weighted, at, axis = _at_solution(logits, target, weight, m, options)
+        da, dz = d_logits, d_target
+        if options.axis is None:
+            da = None if da is None else torch.stack((torch.zeros_like(da), da), dim=-1)
+            dz = None if dz is None else torch.stack((-dz, dz), dim=-1)
+        if dz is not None:
+            dz = (1 - options.label_smoothing) * (dz if weighted.w is None else dz * weighted.w)
+        d_loss = core.loss_pushforward(
+            weighted, at, options.t1, options.t2, da=da, dz=dz, dt1=dt1, dt2=dt2, axis=axis, xp=xp
+        )
+        return d_loss, core.normalizer_pushforward(at, options.t2, da=da, dt=dt2, axis=axis, xp=xp)
+
+
+def _saved(ctx: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor, LossOptions]:
+    """Return the logits, the target, the class weights, `m` and the options, as forward had them."""
+    logits, target, weight, m, t1, t2 = ctx.saved_tensors
+    return logits, target, weight, m, with_tensors(ctx.options, t1=t1, t2=t2)
 
 
 def encode(
-    logits: Tensor, target: Tensor, weight: Tensor | None, axis: int | None, label_smoothing: float, ignore_index: int
+    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions
 ) -> tuple[Tensor, core.Target, int]:
     """Return the logits to compute with, the weighted target (W = 0 where it is ignored), and the class axis."""
-    a = logits.to(compute_dtype(logits.dtype))
+    a, axis = logits.to(compute_dtype(logits.dtype)), options.axis
     if axis is None:
         a, y, w = encode_binary(a, target, weight, xp=xp)
         return a, core.weigh(y, w, is_label=False, axis=-1, xp=xp), -1
-    indices = not target.is_floating_point()
-    y, w, is_label = encode_classes(a, target, weight, label_smoothing, axis, indices=indices, xp=xp)
+    smoothing, indices = options.label_smoothing, not target.is_floating_point()
+    y, w, is_label = encode_classes(a, target, weight, label_smoothing=smoothing, axis=axis, indices=indices, xp=xp)
     weighted = core.weigh(y, w, is_label=is_label, axis=axis, xp=xp)
     if indices:
-        kept = (target != ignore_index).unsqueeze(axis)
+        kept = (target != options.ignore_index).unsqueeze(axis)
         weighted = weighted._replace(total=torch.where(kept, weighted.total, 0.0))
     return a, weighted, axis
 
 
-class _Partials(NamedTuple):
-    """The derivatives of a _Loss and of its `m`, in the logits a, the class probabilities y, and (t1, t2)."""
-
-    loss_by_a: Tensor
-    m_by_a: Tensor
-    loss_by_y: Tensor | None
-    loss_by_t: tuple[Tensor, Tensor] | None
-    m_by_t: Any  # in t2; None where loss_by_t is
-
-
-def _partials(ctx: Any, for_target: bool, for_temperatures: bool) -> _Partials:
-    logits, target, weight, m, *tensors = ctx.saved_tensors
-    *numbers, axis, label_smoothing, ignore_index = ctx.options
-    t1, t2 = (number if t is None else t for t, number in zip(tensors, numbers, strict=True))
-    a, weighted, axis = encode(logits, target, weight, axis, label_smoothing, ignore_index)
+def _at_solution(
+    logits: Tensor, target: Tensor, weight: Tensor | None, m: Tensor, options: LossOptions
+) -> tuple[core.Target, core.State, int]:
+    """Return what the derivatives of a _Loss are made of: the weighted target, the state, and the class axis."""
+    a, weighted, axis = encode(logits, target, weight, options)
     # A row that does not count may hold NaN, and a factor of 0 would not hide that from a second derivative.
     uncounted = weighted.total == 0
     a, m = torch.where(uncounted, 0.0, a), torch.where(uncounted, 0.0, m)
-    at = core.state(core.gaps(a, axis=axis, xp=xp), m, t2, axis=axis, xp=xp)
-    loss_by_a = core.weighted_gradient(weighted, at, t1, t2, axis=axis, xp=xp)
-    m_by_a = core.normalizer_gradient(at, t2, xp=xp)
-    loss_by_y = loss_by_t = m_by_t = None
-    if for_target:
-        loss_by_y = (1 - label_smoothing) * core.target_gradient(weighted, at.log_p, t1, axis=axis, xp=xp)
-        loss_by_y = loss_by_y if weighted.w is None else loss_by_y * weighted.w
-    if for_temperatures:
-        loss_by_t = core.temperature_gradients(weighted, at, t1, t2, axis=axis, xp=xp)
-        m_by_t = core.normalizer_slope(at, t2, axis=axis, xp=xp)
-    return _Partials(loss_by_a, m_by_a, loss_by_y, loss_by_t, m_by_t)
+    return weighted, core.state(core.gaps(a, axis=axis, xp=xp), m, options.t2, axis=axis, xp=xp), axis
 
 
 def log_softmax_and_partition(logits: Tensor, t: Temperature, axis: int) -> tuple[Tensor, Tensor]:
@@ -261,34 +255,19 @@ def _mode(function: Any, with_forward_mode: Any) -> Any:
     return with_forward_mode
 
 
-def loss_per_example(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    t1: Temperature,
-    t2: Temperature,
-    axis: int | None,
-    label_smoothing: float = 0.0,
-    ignore_index: int = -100,
-) -> Tensor:
-    function, class_axis = _mode(_Loss, _LossForwardMode), -1 if axis is None else axis
-    temperatures = along(t1, class_axis), along(t2, class_axis)
-    rows, _ = function.apply(logits, target, weight, *temperatures, axis, label_smoothing, ignore_index)
-    return rows.squeeze(class_axis)
+def loss_per_example(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
+    axis = -1 if options.axis is None else options.axis
+    return _loss_and_m(logits, target, weight, options)[0].squeeze(axis)
 
 
-def gradient_per_example(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    t1: Temperature,
-    t2: Temperature,
-    axis: int,
-    label_smoothing: float,
-    ignore_index: int,
-) -> Tensor:
+def gradient_per_example(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
     """The gradient of each example's loss in its logits, by operations that can be differentiated and mapped."""
-    options = t1, t2, axis, label_smoothing, ignore_index
-    _, m = _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options)
-    context = SimpleNamespace(saved_tensors=(logits, target, weight, m, None, None), options=options)
-    return _partials(context, False, False).loss_by_a
+    _, m = _loss_and_m(logits, target, weight, options)
+    weighted, at, axis = _at_solution(logits, target, weight, m, options)
+    return core.weighted_gradient(weighted, at, options.t1, options.t2, axis=axis, xp=xp)
+
+
+def _loss_and_m(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> tuple[Tensor, Tensor]:
+    axis = -1 if options.axis is None else options.axis
+    options = options._replace(t1=along(options.t1, axis), t2=along(options.t2, axis))
+    return _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options)

@@ -7,17 +7,16 @@ sum_c w_c y_c l_c: the weighted loss of a label drawn from y, as in cross_entrop
 Autograd differentiates them, in log-probabilities, so neither large logits nor masked classes give NaN.
 """
 
-import math
 from collections.abc import Callable
-from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bitempered import core
-from bitempered.checks import check_temperature, check_temperatures
+from bitempered.checks import check_number, check_temperature, check_temperatures
 from bitempered.torch.autograd import encode, log_softmax_and_partition, xp
-from bitempered.torch.checks import check_class_arguments
+from bitempered.torch.checks import check_not_negative, check_target_values, checked_class_options
 from bitempered.torch.functional import result_dtype
 from bitempered.torch.reductions import reduce_classes
 
@@ -53,7 +52,10 @@ def tsallis_logistic_loss(
     AISTATS 2019.
     """
     t1, t2 = check_temperatures(t1, t2)
-    return _loss(logits, target, t2, _negative_log_t(t1), weight, ignore_index, reduction, label_smoothing)
+    loss = _negative_log_t(t1, t2)
+    return _expected_loss(
+        logits, target, weight, loss, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )
 
 
 def t_logistic_loss(
@@ -76,7 +78,10 @@ def t_logistic_loss(
     t = check_temperature(t, "t")
     if t < 1:
         raise ValueError(f"t must be at least 1, below which the loss is infinite outside a finite support; got {t}")
-    return _loss(logits, target, t, _negative_log_t(1.0), weight, ignore_index, reduction, label_smoothing)
+    loss = _negative_log_t(1.0, t)
+    return _expected_loss(
+        logits, target, weight, loss, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )
 
 
 def generalized_cross_entropy(
@@ -99,8 +104,10 @@ def generalized_cross_entropy(
     Reference: Zhang, Sabuncu. Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels.
     NeurIPS 2018.
     """
-    q = _check_factor(q, "q", 1.0)
-    return _loss(logits, target, 1.0, _negative_log_t(1 - q), weight, ignore_index, reduction, label_smoothing)
+    loss = _negative_log_t(1 - check_number(q, "q", 0, 1))
+    return _expected_loss(
+        logits, target, weight, loss, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )
 
 
 def mean_absolute_error(
@@ -122,10 +129,12 @@ def mean_absolute_error(
     Reference: Ghosh, Kumar, Sastry. Robust Loss Functions under Label Noise for Deep Neural Networks. AAAI 2017.
     """
 
-    def class_loss(log_p: Tensor) -> Tensor:
-        return 2 * _negative_log_t(0.0)(log_p)
+    def loss(logits: Tensor, axis: int) -> Tensor:
+        return 2 * _negative_log_t(0.0)(logits, axis)
 
-    return _loss(logits, target, 1.0, class_loss, weight, ignore_index, reduction, label_smoothing)
+    return _expected_loss(
+        logits, target, weight, loss, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )
 
 
 def symmetric_cross_entropy(
@@ -151,44 +160,38 @@ def symmetric_cross_entropy(
     Reference: Wang, Ma, Chen, Luo, Yi, Bailey. Symmetric Cross Entropy for Robust Learning with Noisy Labels.
     ICCV 2019.
     """
-    alpha, beta = _check_factor(alpha, "alpha"), _check_factor(beta, "beta")
-    if not -math.inf < log_zero <= 0:
-        raise ValueError(f"log_zero must be a finite number <= 0, got {log_zero}")
+    alpha, beta = check_number(alpha, "alpha", 0), check_number(beta, "beta", 0)
+    log_zero = check_number(log_zero, "log_zero", most=0)
 
-    def class_loss(log_p: Tensor) -> Tensor:
-        loss = -beta * log_zero * _negative_log_t(0.0)(log_p)
-        return loss - alpha * log_p if alpha else loss  # 0 times the infinite -log p of a masked class would be NaN
+    def loss(logits: Tensor, axis: int) -> Tensor:
+        log_p, _ = log_softmax_and_partition(logits, 1.0, axis)
+        reverse = beta * log_zero * core.phi(log_p, 1.0, xp=xp)
+        return reverse - alpha * log_p if alpha else reverse  # 0 times the infinite -log p of a masked class is NaN
 
-    return _loss(logits, target, 1.0, class_loss, weight, ignore_index, reduction, label_smoothing)
-
-
-def _negative_log_t(t: float) -> Callable[[Tensor], Tensor]:
-    return lambda log_p: -core.phi(log_p, 1 - t, xp=xp)
+    return _expected_loss(
+        logits, target, weight, loss, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )
 
 
-def _loss(
-    logits: Tensor,
-    target: Tensor,
-    t: float,
-    class_loss: Callable[[Tensor], Tensor],
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
+def _negative_log_t(t1: float, t2: float = 1.0) -> Callable[[Tensor, int], Tensor]:
+    """-log_t1 p_c for every class c, p = `tempered_softmax` at t2, as a function of the logits and their class axis."""
+
+    def loss(logits: Tensor, axis: int) -> Tensor:
+        log_p, _ = log_softmax_and_partition(logits, t2, axis)
+        return -core.phi(log_p, 1 - t1, xp=xp)
+
+    return loss
+
+
+def _expected_loss(
+    logits: Tensor, target: Tensor, weight: Tensor | None, loss: Callable[[Tensor, int], Tensor], **options: Any
 ) -> Tensor:
-    """sum_c w_c y_c class_loss(log p)_c with p the tempered softmax, validated and reduced as in our loss."""
-    target, axis = check_class_arguments(logits, target, weight, ignore_index, reduction, label_smoothing)
-    log_p, _ = log_softmax_and_partition(logits, t, axis)
-    _, encoded, _ = encode(logits, target, weight, axis, float(label_smoothing), ignore_index)
+    """sum_c w_c y_c loss(logits)_c, validated and reduced as in our loss, whose temperatures have no effect here."""
+    target, checked = checked_class_options(logits, target, weight, t1=1.0, t2=1.0, **options, rescale=False)
+    axis = checked.axis
+    check_target_values(target, logits.shape[axis], checked)
+    check_not_negative(weight, "weight")
+    _, encoded, _ = encode(logits, target, weight, checked)
     share = encoded.total * encoded.q
-    losses = torch.where(share == 0, 0.0, share * class_loss(log_p)).sum(axis)
-    return reduce_classes(losses, target, weight, ignore_index, reduction).to(result_dtype(logits))
-
-
-def _check_factor(value: float, name: str, most: float = math.inf) -> float:
-    if not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not (0 <= value <= most and math.isfinite(value)):
-        allowed = "a finite number >= 0" if most == math.inf else f"in [0, {most:g}]"
-        raise ValueError(f"{name} must be {allowed}, got {value}")
-    return float(value)
+    losses = torch.where(share == 0, 0.0, share * loss(logits, axis)).sum(axis)
+    return reduce_classes(losses, target, weight, checked).to(result_dtype(logits))

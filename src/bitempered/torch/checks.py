@@ -4,29 +4,42 @@ Values are checked on CPU, asserted on the device on CUDA, and ignored under vma
 """
 
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bitempered.checks import check_rescale, check_temperature, check_temperatures
+from bitempered.checks import (
+    FLOATS,
+    bad_binary_probabilities,
+    bad_probabilities,
+    broadcasts,
+    check_label_smoothing,
+    check_rescale,
+    check_temperature,
+    check_temperatures,
+    negative_weight,
+    sum_tolerance,
+    value_range,
+)
 from bitempered.kernels import hooks
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
-from bitempered.kernels.targets import bad_index, value_range
+from bitempered.kernels.targets import bad_index
 from bitempered.torch.autograd import Temperature, compute_dtype
 
+_FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 _checked = Memo()  # the options of earlier calls, by everything that their validity depends on
 
 
-def class_options(
+def checked_class_options(
     logits: Tensor,
     target: Tensor,
+    weight: Tensor | None,
+    *,
     t1: Temperature,
     t2: Temperature,
-    weight: Tensor | None,
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
@@ -52,10 +65,18 @@ def class_options(
                 return _as_target(target), found
         except (AttributeError, TypeError):  # not tensors, or not hashable: the checks below say what is wrong
             key = None
-    target, axis = check_class_arguments(logits, target, weight, ignore_index, reduction, label_smoothing, values=False)
+    check_options(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+    target, axis = _check_class_tensors(logits, target, weight, ignore_index)
     t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
     check_rescale(rescale, logits.shape[axis], 1.0 if isinstance(t2, Tensor) else t2)
-    options = LossOptions(t1, t2, axis, float(label_smoothing), ignore_index, reduction)
+    options = LossOptions(
+        t1=t1,
+        t2=t2,
+        axis=axis,
+        label_smoothing=float(label_smoothing),
+        ignore_index=ignore_index,
+        reduction=reduction,
+    )
     if key is not None:
         _checked.keep(key, options)
     return target, options
@@ -100,7 +121,7 @@ def _as_temperature(t: Tensor, name: str, logits: Tensor, shape: torch.Size) -> 
         raise TypeError(f"{name} must be a number or a floating-point tensor, got {t.dtype}")
     if t.device != logits.device:
         raise RuntimeError(f"{name} is on {t.device} and logits on {logits.device}: they must be on one device")
-    if not _broadcasts(t, shape):
+    if not broadcasts(t.shape, shape):
         raise ValueError(
             f"{name} must be one number or broadcast to the shape of the unreduced loss, {tuple(shape)},"
             f" got shape {tuple(t.shape)}"
@@ -109,7 +130,7 @@ def _as_temperature(t: Tensor, name: str, logits: Tensor, shape: torch.Size) -> 
 
 
 def check_temperature_values(t1: Temperature, t2: Temperature) -> None:
-    """Validate temperatures of which one at least is a tensor."""
+    """Validate the values of two temperatures, at least one of which is a tensor."""
     tensor = t1 if isinstance(t1, Tensor) else t2
     assert isinstance(tensor, Tensor)
     _check_values(
@@ -141,21 +162,10 @@ def _values(t: Temperature) -> str:
     return f"{t.item():g}" if t.numel() == 1 else value_range(t)
 
 
-def check_class_arguments(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    *,
-    values: bool = True,
+def _check_class_tensors(
+    logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> tuple[Tensor, int]:
-    """Validate the arguments of a loss over classes. Returns the target, with indices as int64, and the class axis.
-
-    With `values=False` neither the values of the target nor the signs of the weights are checked.
-    """
-    check_options(ignore_index, reduction, label_smoothing)
+    """Validate tensors, except their values. Returns the target, with class indices as int64, and the class axis."""
     check_floating(logits, "logits")
     axis = min(1, logits.dim() - 1)
     check_class_axis(logits, axis)
@@ -165,9 +175,6 @@ def check_class_arguments(
         raise RuntimeError(
             f"weight must have one entry for each of the {logits.shape[axis]} classes, got shape {tuple(weight.shape)}"
         )
-    if values:
-        check_target_values(target, logits.shape[axis], axis, ignore_index)
-        check_not_negative(weight, "weight")
     return target, axis
 
 
@@ -183,7 +190,7 @@ def check_binary_arguments(
         raise RuntimeError(f"target must be real, got {target.dtype}")
     for name, value in (("weight", weight), ("pos_weight", pos_weight)):
         _check_weight(value, name, logits.device)
-        if value is not None and not _broadcasts(value, logits.shape):
+        if value is not None and not broadcasts(value.shape, logits.shape):
             raise RuntimeError(
                 f"{name} must broadcast to the shape of logits, {tuple(logits.shape)}, got {tuple(value.shape)}"
             )
@@ -191,7 +198,7 @@ def check_binary_arguments(
     _check_values(
         target,
         lambda: (target >= 0) & (target <= 1),
-        lambda: ValueError(f"target must be probabilities in [0, 1], got {value_range(target)}"),
+        lambda: bad_binary_probabilities(target, "target"),
     )
 
 
@@ -200,10 +207,9 @@ def check_reduction(reduction: str) -> None:
         raise ValueError(f'reduction must be "none", "mean" or "sum", got {reduction!r}')
 
 
-def check_options(ignore_index: int, reduction: str, label_smoothing: float) -> None:
+def check_options(*, ignore_index: int, reduction: str, label_smoothing: float) -> None:
     check_reduction(reduction)
-    if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing <= 1.0:
-        raise RuntimeError(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
+    check_label_smoothing(label_smoothing, RuntimeError)  # as torch
     if not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
 
@@ -228,7 +234,7 @@ def check_not_negative(weight: Tensor | None, name: str) -> None:
     if weight.is_cpu and _holds(weight, lambda: weight.min() >= 0):
         return
     if not _holds(weight, lambda: ~(weight < 0).any()):
-        raise ValueError(f"{name} must not be negative, got {weight[weight < 0].min().item():g}")
+        raise negative_weight(weight, name)
 
 
 def _check_tensor(x: Tensor, name: str) -> None:
@@ -238,8 +244,8 @@ def _check_tensor(x: Tensor, name: str) -> None:
 
 def check_floating(x: Tensor, name: str) -> None:
     _check_tensor(x, name)
-    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise RuntimeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
+    if x.dtype not in _FLOATS:
+        raise RuntimeError(f"{name} must be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}, got {x.dtype}")
 
 
 def check_class_axis(logits: Tensor, axis: int) -> None:
@@ -252,7 +258,7 @@ def _check_weight(weight: Tensor | None, name: str, device: torch.device | None)
         return
     check_floating(weight, name)
     if weight.requires_grad:
-        raise RuntimeError(f"{name} cannot require a gradient: the loss is not differentiated in it; detach it")
+        raise RuntimeError(f"{name} cannot require a gradient, since the loss has none in it: detach it")
     if device is not None and weight.device != device:
         raise RuntimeError(f"{name} is on {weight.device} and logits on {device}: they must be on one device")
 
@@ -278,7 +284,8 @@ def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) 
     return _as_target(target)
 
 
-def check_target_values(target: Tensor, classes: int, axis: int, ignore_index: int) -> None:
+def check_target_values(target: Tensor, classes: int, options: LossOptions) -> None:
+    axis, ignore_index = options.axis, options.ignore_index
     if not target.is_floating_point():
         _check_values(
             target,
@@ -286,14 +293,15 @@ def check_target_values(target: Tensor, classes: int, axis: int, ignore_index: i
             lambda: bad_index(target, classes, ignore_index),
         )
         return
-    tolerance = 1e-3 if target.dtype in (torch.float32, torch.float64) else 1e-2
+    tolerance = sum_tolerance(target.element_size())
+
+    def sums() -> Tensor:
+        return target.to(compute_dtype(target.dtype)).sum(axis)
+
     _check_values(
         target,
-        lambda: (target >= 0).all(axis) & ((target.to(compute_dtype(target.dtype)).sum(axis) - 1).abs() <= tolerance),
-        lambda: ValueError(
-            f"target must hold probabilities in [0, 1] that sum to 1 within {tolerance} over the classes,"
-            f" got {value_range(target)} and sums {value_range(target.to(compute_dtype(target.dtype)).sum(axis))}"
-        ),
+        lambda: (target >= 0).all(axis) & ((sums() - 1).abs() <= tolerance),
+        lambda: bad_probabilities(target, sums(), tolerance, "target"),
     )
 
 
@@ -323,10 +331,3 @@ def _holds(x: Tensor, claim: Callable[[], Tensor]) -> bool:
     except RuntimeError:  # vmap and tracing refuse to read a value
         pass
     return True
-
-
-def _broadcasts(x: Tensor, to: torch.Size) -> bool:
-    try:
-        return torch.broadcast_shapes(x.shape, to) == to
-    except RuntimeError:
-        return False

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from bitempered import core, kernels
 from bitempered.checks import check_rescale, check_temperature
+from bitempered.encoding import weigh_elements
+from bitempered.kernels.options import LossOptions
 from bitempered.torch.autograd import (
     Temperature,
     along,
@@ -19,11 +21,11 @@ from bitempered.torch.checks import (
     check_floating,
     check_not_negative,
     check_target_values,
-    class_options,
+    checked_class_options,
     temperature_per_example,
     temperatures_per_example,
 )
-from bitempered.torch.fused import device_softmax, fused_loss
+from bitempered.torch.kernel_autograd import loss_by_kernel, softmax_by_kernel
 from bitempered.torch.reductions import reduce, reduce_classes
 
 
@@ -41,13 +43,7 @@ def log_t(x: Tensor, t: float) -> Tensor:
     """
     t = check_temperature(t, "t")
     check_floating(x, "x")
-    wide = x.to(compute_dtype(x.dtype))
-    if t >= 1:
-        return core.log_t(wide, t, xp=xp).to(x.dtype)
-    # At x = 0 the chain rule through log is 0 times inf; the power itself has the derivative x^-t.
-    zero = wide == 0
-    at_zero = (torch.where(zero, wide, 1.0) ** (1 - t) - 1) / (1 - t)
-    return torch.where(zero, at_zero, core.log_t(torch.where(zero, 1.0, wide), t, xp=xp)).to(x.dtype)
+    return core.log_t(xp.widen(x), t, xp=xp).to(x.dtype)
 
 
 def exp_t(x: Tensor, t: float) -> Tensor:
@@ -65,7 +61,7 @@ def exp_t(x: Tensor, t: float) -> Tensor:
     """
     t = check_temperature(t, "t")
     check_floating(x, "x")
-    return core.exp_t(x.to(compute_dtype(x.dtype)), t, xp=xp).to(x.dtype)
+    return core.exp_t(xp.widen(x), t, xp=xp).to(x.dtype)
 
 
 def log_partition(logits: Tensor, t: Temperature, dim: int = -1) -> Tensor:
@@ -171,47 +167,40 @@ def bi_tempered_logistic_loss(
 
     Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
     """
-    return class_loss(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing, rescale)
+    target, options = checked_class_options(
+        logits, target, weight, t1=t1, t2=t2, ignore_index=ignore_index, reduction=reduction,
+        label_smoothing=label_smoothing, rescale=rescale,
+    )  # fmt: skip
+    return class_loss(logits, target, weight, options, rescale=rescale, dtype=result_dtype(logits))
 
 
 def class_loss(
-    logits: Tensor,
-    target: Tensor,
-    t1: Temperature,
-    t2: Temperature,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    rescale: bool,
-    dtype: torch.dtype | None = None,
+    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, *, rescale: bool, dtype: torch.dtype
 ) -> Tensor:
-    """`bi_tempered_logistic_loss`, in `dtype` if one is given."""
-    target, options = class_options(logits, target, t1, t2, weight, ignore_index, reduction, label_smoothing, rescale)
-    dtype = dtype or result_dtype(logits)
-    t1, t2, axis, label_smoothing, ignore_index, reduction = options
+    """`bi_tempered_logistic_loss` of arguments that are valid except, perhaps, in their values, which it checks."""
+    t1, t2, axis = options.t1, options.t2, options.axis
     if isinstance(t1, Tensor) or isinstance(t2, Tensor):
-        kernels.choose_core("it takes temperatures that are numbers, got a tensor")
+        kernels.choose_core("loss", "it takes temperatures that are numbers, got a tensor")
         kernel = "core"
     else:
         kernel = kernels.choose(logits, target, axis)
     factor: Temperature = 1.0
     if rescale:
-        logits, factor = _rescaled(logits, logits.shape[axis], t1, t2, axis)
+        logits, factor = _rescaled(logits, classes=logits.shape[axis], t1=t1, t2=t2, axis=axis)
     if kernel != "triton":  # which asserts values on the device
         check_not_negative(weight, "weight")
     if kernel != "core":  # "cpu" checks class indices itself
         if rescale:
-            return (fused_loss(kernel, logits, target, weight, options, logits.dtype) * factor).to(dtype)
-        return fused_loss(kernel, logits, target, weight, options, dtype)
-    check_target_values(target, logits.shape[axis], axis, ignore_index)
-    losses = loss_per_example(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
+            return (loss_by_kernel(kernel, logits, target, weight, options, logits.dtype) * factor).to(dtype)
+        return loss_by_kernel(kernel, logits, target, weight, options, dtype)
+    check_target_values(target, logits.shape[axis], options)
+    losses = loss_per_example(logits, target, weight, options)
     losses = losses * factor if rescale else losses
-    return reduce_classes(losses, target, weight, ignore_index, reduction).to(dtype)
+    return reduce_classes(losses, target, weight, options).to(dtype)
 
 
 def _rescaled(
-    logits: Tensor, classes: int, t1: Temperature, t2: Temperature, axis: int | None
+    logits: Tensor, *, classes: int, t1: Temperature = 1.0, t2: Temperature, axis: int | None
 ) -> tuple[Tensor, Temperature]:
     """The logits times K^(t2-1), in the dtype to compute in, and the factor K^(1-t1) of each example's loss."""
     logit_scale, factor = core.scales(classes, t1, t2)
@@ -224,8 +213,8 @@ def _rescaled(
     return torch.where(finite, scaled, a), factor
 
 
-def probabilities(logits: Tensor, t2: Temperature, axis: int, rescale: bool) -> Tensor:
-    """The probabilities of a model trained with temperature t2: `tempered_softmax`, if need be of rescaled logits."""
+def probabilities(logits: Tensor, t2: Temperature, *, axis: int, rescale: bool) -> Tensor:
+    """The probabilities of a model trained with temperature t2: `tempered_softmax` of its logits, rescaled or not."""
     check_floating(logits, "logits")
     check_class_axis(logits, axis)
     if not rescale:
@@ -233,18 +222,18 @@ def probabilities(logits: Tensor, t2: Temperature, axis: int, rescale: bool) -> 
     axis %= logits.dim()
     t2 = temperature_per_example(t2, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
     check_rescale(rescale, logits.shape[axis], 1.0 if isinstance(t2, Tensor) else t2)
-    scaled, _ = _rescaled(logits, logits.shape[axis], 1.0, t2, axis)
+    scaled, _ = _rescaled(logits, classes=logits.shape[axis], t2=t2, axis=axis)
     return tempered_softmax(scaled, t2, axis).to(result_dtype(logits))
 
 
-def binary_probabilities(logits: Tensor, t2: Temperature, rescale: bool) -> Tensor:
+def binary_probabilities(logits: Tensor, t2: Temperature, *, rescale: bool) -> Tensor:
     """`probabilities` of the positive class, for logits against 0."""
     check_floating(logits, "logits")
     if not rescale:
         return tempered_sigmoid(logits, t2)
     t2 = temperature_per_example(t2, logits, logits.shape)
     check_rescale(rescale, 2, 1.0 if isinstance(t2, Tensor) else t2)
-    scaled, _ = _rescaled(logits, 2, 1.0, t2, None)
+    scaled, _ = _rescaled(logits, classes=2, t2=t2, axis=None)
     return tempered_sigmoid(scaled, t2).to(result_dtype(logits))
 
 
@@ -287,11 +276,11 @@ def bi_tempered_binary_logistic_loss(
     kernels.choose(logits, target, None)  # raises if a kernel is forced: none computes this loss
     if pos_weight is not None:
         pos_weight = pos_weight.expand_as(logits)
-    a, factor = _rescaled(logits, 2, t1, t2, None) if rescale else (logits, 1.0)
-    losses = loss_per_example(a, target, pos_weight, t1, t2, None)
+    a, factor = _rescaled(logits, classes=2, t1=t1, t2=t2, axis=None) if rescale else (logits, 1.0)
+    losses = loss_per_example(a, target, pos_weight, LossOptions(t1=t1, t2=t2, axis=None))
     losses = losses * factor if rescale else losses
     if weight is not None:
-        losses = torch.where(weight == 0, 0.0, losses * weight)  # 0 times an infinite loss is 0
+        losses = weigh_elements(losses, weight, xp=xp)
     return reduce(losses, reduction).to(result_dtype(logits))
 
 
@@ -304,9 +293,9 @@ def _softmax(logits: Tensor, t: Temperature, dim: int, what: str) -> Tensor:
     axis = dim % logits.dim()
     t = temperature_per_example(t, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
     if isinstance(t, Tensor):
-        kernels.choose_core("it takes a temperature that is a number, got a tensor")
+        kernels.choose_core("softmax", "it takes a temperature that is a number, got a tensor")
     elif kernels.choose(logits, None, axis) == "triton":
-        return device_softmax(logits, t, axis, what, result_dtype(logits))
+        return softmax_by_kernel(logits, t, axis, what, result_dtype(logits))
     log_p, partition = log_softmax_and_partition(logits, t, axis)
     if what == "partition":
         return partition.squeeze(axis).to(result_dtype(logits))

@@ -9,7 +9,6 @@ avoids that sum: eight numbers per row give the gradient of any class from its l
 computed a chunk of classes at a time, each in one product over all rows.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -17,28 +16,39 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitempered import kernels
-from bitempered.checks import check_number, check_rescale
+from bitempered.checks import check_number
 from bitempered.kernels.options import LossOptions
-from bitempered.kernels.targets import target_weights
-from bitempered.torch.autograd import Temperature, compute_dtype
+from bitempered.kernels.targets import mean_divisor
+from bitempered.torch.autograd import Temperature, compute_dtype, with_tensors, without_tensors
 from bitempered.torch.checks import (
-    check_class_arguments,
     check_class_weight,
+    check_not_negative,
     check_options,
-    check_reduction,
     check_stored_options,
+    checked_class_options,
     temperatures_per_example,
 )
 from bitempered.torch.functional import class_loss, probabilities, result_dtype
-from bitempered.torch.fused import triton_kernels
-from bitempered.torch.reductions import mean_divisor
+from bitempered.torch.kernel_autograd import triton_kernels
+from bitempered.torch.reductions import divide, safe_divisor
 
-Gradients = tuple[Tensor | None, ...]  # of hidden, weight, bias, t1 and t2
+Gradients = tuple[Tensor | None, ...]  # of the first five tensors of _Inputs
 _NOTHING = (False,) * 5
 
 
+class _Inputs(NamedTuple):
+    """The tensors that autograd saves: n rows of the hidden layer, and what belongs to them."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    t1: Tensor | None  # None: a number, which is in the options
+    t2: Tensor | None
+    target: Tensor
+
+
 class _LayerOptions(NamedTuple):
-    loss: LossOptions  # a temperature that is a tensor is NaN here, and an argument of its own
+    loss: LossOptions
     class_weight: Tensor | None
     softcap: float | None
     rescale: bool
@@ -82,20 +92,15 @@ def linear_bi_tempered_logistic_loss(
         A scalar, or for "none" the shape of `hidden` without H. The dtype is that of `hidden`, float32 under autocast.
 
     It has only first derivatives, in `hidden`, `weight`, `bias`, t1 and t2: second ones, forward mode and torch.func
-    raise.
-    Keep this loss outside torch.compile, inside which all logits are formed at once.
+    raise. Keep this loss outside torch.compile, inside which all logits are formed at once.
 
     >>> hidden, weight = torch.eye(2), torch.tensor([[4.0, 0.0], [0.0, 9.0], [0.0, 0.0]])
     >>> linear_bi_tempered_logistic_loss(hidden, weight, torch.tensor([0, 2]), t1=0.8, t2=1.2, reduction="none")
     tensor([0.0509, 3.2077])
     """
-    check_reduction(reduction)
     _check_softcap(softcap)
     _check_layer(hidden, weight, bias)
     rows = hidden.shape[:-1]
-    t1, t2 = temperatures_per_example(t1, t2, hidden, rows)
-    check_rescale(rescale, len(weight), 1.0 if isinstance(t2, Tensor) else t2)
-    t1, t2 = (t.reshape(-1) if isinstance(t, Tensor) else t for t in (t1, t2))
     if not isinstance(target, Tensor) or target.shape not in (rows, (*rows, len(weight))):
         given = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
         raise ValueError(
@@ -109,17 +114,22 @@ def linear_bi_tempered_logistic_loss(
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    numbers = [math.nan if isinstance(t, Tensor) else t for t in (t1, t2)]
-    of_loss = LossOptions(numbers[0], numbers[1], 1, label_smoothing, ignore_index, reduction)
-    options = _LayerOptions(of_loss, class_weight, softcap, rescale)
-    flat = target.reshape(-1, len(weight)) if target.is_floating_point() else target.reshape(-1)
-    inputs = hidden.reshape(-1, hidden.shape[-1]), weight, bias
+    t1, t2 = (t.reshape(-1) if isinstance(t, Tensor) else t for t in temperatures_per_example(t1, t2, hidden, rows))
+    hidden = hidden.reshape(-1, hidden.shape[-1])
+    target, options = checked_class_options(
+        hidden.detach().new_empty(()).expand(len(hidden), len(weight)),  # the shape of all logits, without their memory
+        target.reshape(-1, len(weight)) if target.is_floating_point() else target.reshape(-1),
+        class_weight, t1=t1, t2=t2, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing,
+        rescale=rescale,
+    )  # fmt: skip
+    check_not_negative(class_weight, "class_weight")
     if torch.compiler.is_compiling():
-        logits = _capped(F.linear(*inputs), softcap)
-        loss = class_loss(logits, flat, t1, t2, class_weight, ignore_index, reduction, label_smoothing, rescale)
+        logits = _capped(F.linear(hidden, weight, bias), softcap)
+        loss = class_loss(logits, target, class_weight, options, rescale=rescale, dtype=result)
     else:
-        tensors = [t if isinstance(t, Tensor) else None for t in (t1, t2)]
-        loss = _apply(*inputs, tensors[0], tensors[1], flat, options)
+        options, temperatures = without_tensors(options)
+        inputs = _Inputs(hidden, weight, bias, *temperatures, target)
+        loss = _apply(inputs, _LayerOptions(options, class_weight, softcap, rescale))
     return loss.reshape(rows if reduction == "none" else ()).to(result)
 
 
@@ -146,7 +156,7 @@ class LinearBiTemperedLogisticLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.t1, self.t2, self.rescale = check_stored_options(t1, t2, rescale)
-        check_options(ignore_index, reduction, label_smoothing)
+        check_options(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
         check_class_weight(class_weight, "class_weight")
         _check_softcap(softcap)
         self.register_buffer("class_weight", class_weight)
@@ -174,35 +184,27 @@ class LinearBiTemperedLogisticLoss(nn.Module):
     def probabilities(self, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The class probabilities (..., C) of the layer, all at once."""
         _check_layer(hidden, weight, bias)
-        return probabilities(_capped(F.linear(hidden, weight, bias), self.softcap), self.t2, -1, self.rescale)
+        logits = _capped(F.linear(hidden, weight, bias), self.softcap)
+        return probabilities(logits, self.t2, axis=-1, rescale=self.rescale)
 
     def extra_repr(self) -> str:
         return f"t1={self.t1}, t2={self.t2}" + ", rescale=True" * self.rescale
 
 
 class _LinearLoss(torch.autograd.Function):
-    """(hidden, weight, bias, t1, t2, target, options, compute) -> the loss, by `_chunks` or `_device_chunks`.
+    """(*inputs, options, compute) -> the loss, by `_chunks` or `_device_chunks`.
 
     Unless the loss is per row, forward also computes the gradients. The first backward scales those tensors in place
     and returns them; later ones recompute them.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        t1: Tensor | None,
-        t2: Tensor | None,
-        target: Tensor,
-        options: _LayerOptions,
-        compute: Any,
-    ) -> Tensor:
-        ctx.save_for_backward(hidden, weight, bias, t1, t2, target)
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *tensors, options, compute = arguments
+        ctx.save_for_backward(*tensors)
         ctx.options, ctx.compute = options, compute
         needs = ctx.needs_input_grad[:5] if options.loss.reduction != "none" else _NOTHING
-        loss, gradients = compute(hidden, weight, bias, t1, t2, target, options, needs, None)
+        loss, gradients = compute(_Inputs(*tensors), options, needs=needs)
         if any(needs):
             ctx.gradients = gradients
         return loss
@@ -216,8 +218,8 @@ class _LinearLoss(torch.autograd.Function):
             )
         gradients, per_row = vars(ctx).pop("gradients", None), ctx.options.loss.reduction == "none"
         if gradients is None:
-            rows = g if per_row else None
-            _, gradients = ctx.compute(*ctx.saved_tensors, ctx.options, ctx.needs_input_grad[:5], rows)
+            inputs, needs = _Inputs(*ctx.saved_tensors), ctx.needs_input_grad[:5]
+            _, gradients = ctx.compute(inputs, ctx.options, needs=needs, g=g if per_row else None)
         if not per_row:
             scale = triton_kernels().scale_ if ctx.compute is _device_chunks else _scale
             gradients = tuple(None if x is None else scale(x, g, x.dim() - 1) for x in gradients)
@@ -228,52 +230,36 @@ def _scale(gradient: Tensor, g: Tensor, _: int) -> Tensor:
     return gradient.mul_(g)
 
 
-def _apply(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    t1: Tensor | None,
-    t2: Tensor | None,
-    target: Tensor,
-    options: _LayerOptions,
-) -> Tensor:
-    numbers = t1 is None and t2 is None
-    compute = _device_chunks if _by_triton(hidden, weight, target, options, numbers) else _chunks
+def _apply(inputs: _Inputs, options: _LayerOptions) -> Tensor:
+    compute = _device_chunks if _by_triton(inputs, options) else _chunks
     if torch.is_grad_enabled():
-        return _LinearLoss.apply(hidden, weight, bias, t1, t2, target, options, compute)
-    return compute(hidden, weight, bias, t1, t2, target, options, _NOTHING, None)[0]
+        return _LinearLoss.apply(*inputs, options, compute)
+    return compute(inputs, options, needs=_NOTHING)[0]
 
 
-def _by_triton(hidden: Tensor, weight: Tensor, target: Tensor, options: _LayerOptions, numbers: bool) -> bool:
+def _by_triton(inputs: _Inputs, options: _LayerOptions) -> bool:
     """Whether `_device_chunks` can compute this; otherwise `_chunks` does."""
-    _, _, axis, label_smoothing, ignore_index, reduction = options.loss
-    logits, no_target = hidden.detach().new_empty((0, len(weight))), target[:0]  # like a chunk, but without rows
-    check_class_arguments(logits, no_target, options.class_weight, ignore_index, reduction, label_smoothing)
-    plain = len(hidden) > 0 and not target.is_floating_point() and label_smoothing == 0 and options.softcap is None
-    plain = plain and numbers and not options.rescale
-    return plain and kernels.choose(logits, no_target, axis) == "triton"
+    hidden, weight, _, t1, t2, target = inputs
+    if len(hidden) == 0 or target.is_floating_point() or t1 is not None or t2 is not None:
+        return False
+    if options.loss.label_smoothing > 0 or options.softcap is not None or options.rescale:
+        return False
+    chunk = hidden.detach().new_empty((0, len(weight)))  # like one of logits, but without rows
+    return kernels.choose(chunk, target[:0], options.loss.axis) == "triton"
 
 
 def _device_chunks(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    t1: Tensor | None,  # None, as is t2
-    t2: Tensor | None,
-    target: Tensor,
-    options: _LayerOptions,
-    needs: tuple[bool, ...],
-    g: Tensor | None,
+    inputs: _Inputs, options: _LayerOptions, *, needs: tuple[bool, ...], g: Tensor | None = None
 ) -> tuple[Tensor, Gradients]:
     """`_chunks` by the Triton kernels: chunks of rows with all classes, then chunks of classes with all rows."""
     triton = triton_kernels()
-    of_loss, class_weight, *_ = options
+    hidden, weight, bias, _, _, target = inputs
+    of_loss, class_weight = options.loss, options.class_weight
     reduction = of_loss.reduction
     (n, features), classes, any_needed = hidden.shape, len(weight), any(needs)
-    target = target.long()
     divisor, scale = None, 1
     if reduction == "mean":
-        divisor = target_weights(target, class_weight, of_loss.ignore_index, torch.float32).sum()
+        divisor = mean_divisor(target, class_weight, axis=of_loss.axis, ignore_index=of_loss.ignore_index)
         # Divided by n at once, a gradient in float16 would vanish. `scale` divides the products, which are in float32.
         scale = min(n, 4096)
         g = torch.full((), scale, dtype=torch.float32, device=hidden.device)
@@ -289,9 +275,11 @@ def _device_chunks(
         logits = _linear(hidden[rows], weight, bias, buffer)
         of_rows = None if state is None else state[:, rows]
         factor = g if g is None or g.dim() == 0 else g[rows]
-        losses.append(
-            triton.chunk_loss(logits, target[rows], class_weight, of_loss, divisor, factor, any_needed, of_rows)
+        labels = target[rows]
+        loss = triton.chunk_loss(
+            logits, labels, class_weight, of_loss, divisor=divisor, g=factor, with_gradient=any_needed, state=of_rows
         )
+        losses.append(loss)
         if by_hidden is not None:
             _product(logits, weight, scale, by_hidden[rows])
         if by_bias is not None:
@@ -306,7 +294,7 @@ def _device_chunks(
         for start in range(0, classes, step):
             chunk = slice(start, start + step)
             logits = _linear(hidden, weight[chunk], None if bias is None else bias[chunk], buffer)
-            triton.class_gradients_(logits, target, state, start, of_loss.t1, of_loss.t2)
+            triton.class_gradients_(logits, target, state, first=start, t1=of_loss.t1, t2=of_loss.t2)
             _product(logits.t(), hidden, scale, by_weight[chunk])
     if by_bias is not None and bias is not None:
         by_bias = (by_bias / scale).to(bias.dtype)
@@ -340,19 +328,12 @@ def _classes_per_chunk(rows: int, classes: int, features: int) -> int:
 
 
 def _chunks(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    t1: Tensor | None,
-    t2: Tensor | None,
-    target: Tensor,
-    options: _LayerOptions,
-    needs: tuple[bool, ...],
-    g: Tensor | None,
+    inputs: _Inputs, options: _LayerOptions, *, needs: tuple[bool, ...], g: Tensor | None = None
 ) -> tuple[Tensor, Gradients]:
     """Return the loss and the gradients it `needs`: of the loss, or if it is per row, of sum(g * loss)."""
-    of_loss, class_weight, softcap, rescale = options
-    _, _, _, label_smoothing, ignore_index, reduction = of_loss
+    hidden, weight, bias, t1, t2, target = inputs
+    reduction = options.loss.reduction
+    of_loss = options.loss._replace(reduction="none" if reduction == "none" else "sum")
     wide = compute_dtype(hidden.dtype)
     by_hidden = torch.empty_like(hidden) if needs[0] else None
     by_weight = torch.zeros_like(weight, dtype=wide) if needs[1] else None
@@ -363,22 +344,17 @@ def _chunks(
     for start in range(0, len(hidden), step):
         rows = slice(start, start + step)
         logits = F.linear(hidden[rows], weight, bias)
-        first = of_loss.t1 if t1 is None else t1[rows].detach().requires_grad_(needs[3])
-        second = of_loss.t2 if t2 is None else t2[rows].detach().requires_grad_(needs[4])
+        first = None if t1 is None else t1[rows].detach().requires_grad_(needs[3])
+        second = None if t2 is None else t2[rows].detach().requires_grad_(needs[4])
         with torch.set_grad_enabled(any(needs)):
-            capped = _capped(logits.requires_grad_(any(needs)), softcap)
-            loss = class_loss(
-                *(capped, target[rows], first, second, class_weight, ignore_index),
-                "none" if reduction == "none" else "sum",
-                label_smoothing,
-                rescale,
-                wide,
-            )
+            capped = _capped(logits.requires_grad_(any(needs)), options.softcap)
+            of_chunk = with_tensors(of_loss, t1=first, t2=second)
+            loss = class_loss(capped, target[rows], options.class_weight, of_chunk, rescale=options.rescale, dtype=wide)
             losses.append(loss.detach())
             if not any(needs):
                 continue
-            inputs = [logits, *(t for t in (first, second) if isinstance(t, Tensor) and t.requires_grad)]
-            by_logits, *by_rows = torch.autograd.grad(loss, inputs, None if g is None else g[rows])
+            moving = [logits, *(t for t in (first, second) if t is not None and t.requires_grad)]
+            by_logits, *by_rows = torch.autograd.grad(loss, moving, None if g is None else g[rows])
         if by_hidden is not None:
             torch.mm(by_logits, weight, out=by_hidden[rows])
         if by_weight is not None:
@@ -392,14 +368,9 @@ def _chunks(
         total = torch.cat(losses) if losses else hidden.new_empty(0, dtype=wide)
     else:
         total = torch.stack(losses).sum() if losses else hidden.new_zeros((), dtype=wide)
-    if reduction == "mean" and len(hidden) == 0:
-        total = total / 0
-    elif reduction == "mean" and target.is_floating_point():
-        total = total / len(hidden)
-        gradients = [None if x is None else x.div_(len(hidden)) for x in gradients]
-    elif reduction == "mean":
-        divisor, empty = mean_divisor(target.long(), class_weight, ignore_index, wide)
-        total = torch.where(empty, math.nan, total / divisor)
+    if reduction == "mean":
+        divisor, empty = safe_divisor(target, options.class_weight, options.loss, wide)
+        total = divide(total, divisor, empty)
         gradients = [None if x is None else x.div_(divisor).masked_fill_(empty, 0.0) for x in gradients]
     by_hidden, by_weight, by_bias, *by_t = gradients
     by_weight = None if by_weight is None else by_weight.to(weight.dtype)

@@ -46,7 +46,7 @@ class BiTemperedLogisticLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.t1, self.t2, self.rescale = check_stored_options(t1, t2, rescale)
-        check_options(ignore_index, reduction, label_smoothing)
+        check_options(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
         check_class_weight(weight, "weight")
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
@@ -68,7 +68,7 @@ class BiTemperedLogisticLoss(nn.Module):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The class probabilities, along the dimension that the loss takes for the classes."""
-        return probabilities(logits, self.t2, min(1, logits.dim() - 1), self.rescale)
+        return probabilities(logits, self.t2, axis=min(1, logits.dim() - 1), rescale=self.rescale)
 
     def extra_repr(self) -> str:
         return f"t1={self.t1}, t2={self.t2}" + ", rescale=True" * self.rescale
@@ -117,7 +117,7 @@ class BiTemperedBinaryLogisticLoss(nn.Module):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The probability of the positive class for each logit."""
-        return binary_probabilities(logits, self.t2, self.rescale)
+        return binary_probabilities(logits, self.t2, rescale=self.rescale)
 
     def extra_repr(self) -> str:
         return f"t1={self.t1}, t2={self.t2}" + ", rescale=True" * self.rescale

@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from bitempered.kernels.targets import target_weights
+from bitempered.kernels.options import LossOptions
+from bitempered.kernels.targets import mean_divisor
 
 
 def reduce(losses: Tensor, reduction: str) -> Tensor:
@@ -14,19 +15,22 @@ def reduce(losses: Tensor, reduction: str) -> Tensor:
     return losses.sum() if reduction == "sum" else losses
 
 
-def reduce_classes(losses: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str) -> Tensor:
+def reduce_classes(losses: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
     """The reduction of `cross_entropy`: a mean over class indices divides by the summed weights of the targets."""
-    if reduction == "mean" and not target.is_floating_point():
-        divisor, empty = mean_divisor(target, weight, ignore_index, losses.dtype)
-        return torch.where(empty, math.nan, losses.sum() / divisor)
-    return reduce(losses, reduction)
+    if options.reduction == "mean" and not target.is_floating_point():
+        return divide(losses.sum(), *safe_divisor(target, weight, options, losses.dtype))
+    return reduce(losses, options.reduction)
 
 
-def mean_divisor(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the divisor of a mean over class indices, with 0 replaced by 1, and whether it was 0.
-
-    If it was, no example counts: the mean is NaN, as 0 / 0 is, and its gradient is 0.
-    """
-    total = target_weights(target, weight, ignore_index, dtype).sum()
+def safe_divisor(
+    target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return the `mean_divisor`, with 0 replaced by 1, and whether it was 0."""
+    total = mean_divisor(target, weight, axis=options.axis, ignore_index=options.ignore_index, dtype=dtype)
     empty = total == 0
     return torch.where(empty, 1, total), empty
+
+
+def divide(total: Tensor, divisor: Tensor, empty: Tensor) -> Tensor:
+    """The mean of losses of that total, by their `safe_divisor`."""
+    return torch.where(empty, math.nan, total / divisor)

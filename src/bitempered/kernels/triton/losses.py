@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitempered.checks import sum_tolerance
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
-from bitempered.kernels.targets import target_weights
+from bitempered.kernels.targets import mean_divisor
 from bitempered.kernels.triton.label_loss import class_gradients_kernel, divisor_kernel, loss_kernel
 from bitempered.kernels.triton.launch import (
     ASSERTING_OPTIONS,
@@ -71,13 +72,13 @@ def _compute_as_planned(
             # Addresses: Triton would ask every tensor for its own, which takes time.
             launch(x, *strides, into, *into_strides, labels, None, None, 0, losses.data_ptr(), total, *rest)
             return _finish(losses, options.reduction != "none", dtype)
-    return _compute(logits, target, weight, options, dtype, gradient, None, key=key)
+    return _compute(logits, target, weight, options, dtype=dtype, gradient=gradient, key=key)
 
 
 def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
     """The gradient of sum(g * loss) in the logits, contiguous."""
     made = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    _compute(logits, target, weight, options, None, made, g)
+    _compute(logits, target, weight, options, gradient=made, g=g)
     return made
 
 
@@ -86,20 +87,23 @@ def chunk_loss(
     target: Tensor,
     weight: Tensor | None,
     options: LossOptions,
-    divisor: Tensor | None,
-    g: Tensor | None,
+    *,
+    divisor: Tensor | None = None,
+    g: Tensor | None = None,
     with_gradient: bool,
-    state: Tensor | None,
+    state: Tensor | None = None,
 ) -> Tensor:
     """The loss of a chunk of rows of class indices, in float32. A mean divides by `divisor`.
 
     The gradient, multiplied by g, overwrites the logits. `class_gradients_` needs the state, (8, rows).
     """
     into = logits if with_gradient else None
-    return _compute(logits, target, weight, options, torch.float32, into, g, divisor, state)
+    return _compute(
+        logits, target, weight, options, dtype=torch.float32, gradient=into, g=g, divisor=divisor, state=state
+    )
 
 
-def class_gradients_(logits: Tensor, target: Tensor, state: Tensor, first: int, t1: float, t2: float) -> None:
+def class_gradients_(logits: Tensor, target: Tensor, state: Tensor, *, first: int, t1: float, t2: float) -> None:
     """Overwrite recomputed logits, of the classes from `first` on, with the gradient."""
     rows, classes = logits.shape
     temperature = temperature_constants(t1, t2)
@@ -118,14 +122,16 @@ def _compute(
     target: Tensor,
     weight: Tensor | None,
     options: LossOptions,
-    dtype: torch.dtype | None,
-    gradient: Tensor | None,
-    g: Tensor | None,
+    *,
+    dtype: torch.dtype | None = None,
+    gradient: Tensor | None = None,
+    g: Tensor | None = None,
     divisor: Tensor | None = None,
     state: Tensor | None = None,
     key: Any = None,
 ) -> Tensor:
-    t1, t2, axis, label_smoothing, ignore_index, reduction = options
+    t1, t2, axis, reduction = options.t1, options.t2, options.axis, options.reduction
+    label_smoothing, ignore_index = options.label_smoothing, options.ignore_index
     device, classes = logits.device, logits.shape[axis]
     indices = not target.is_floating_point()
     n = target.numel() if indices else target.numel() // classes
@@ -144,10 +150,8 @@ def _compute(
     counted = divisor is not None or n > _COUNTED_BY_EACH or not indices or label_smoothing > 0
     count = None
     if mean and counted and divisor is None:
-        if not indices:
-            divisor = torch.full((), n, dtype=torch.float32, device=device)
-        elif n > _COUNTED_BY_ONE:
-            divisor, key = target_weights(target, weight, ignore_index, torch.float32).sum(), None
+        if not indices or n > _COUNTED_BY_ONE:
+            divisor, key = mean_divisor(target, weight, axis=axis, ignore_index=ignore_index), None
         else:
             divisor = torch.empty((), dtype=torch.float32, device=device)
             constants = {"WEIGHTED": weight is not None, "COUNT": 4096, "num_warps": 8, **COMPILER_OPTIONS}
@@ -183,7 +187,7 @@ def _compute(
                 del common[name]
             arguments = (
                 x, *strides, into, *into_strides, y, *y_strides, weight, g, g_stride, losses, divisor,
-                inner, classes, ignore_index, label_smoothing, 1e-3 if target.element_size() > 2 else 1e-2,
+                inner, classes, ignore_index, label_smoothing, sum_tolerance(target.element_size()),
                 t1, t2, t2 - 1,
             )  # fmt: skip
             launch_kernel(soft_loss_kernel, programs, arguments, common | {"T1_IS_ONE": t1 == 1, "INDICES": indices})

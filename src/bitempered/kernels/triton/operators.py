@@ -33,9 +33,9 @@ def gradient_operator(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor 
 @loss_operator.register_fake
 def _(logits: Tensor, target: Tensor, weight: Tensor | None, *options: Any) -> Tensor:
     *values, dtype = options
-    _, _, axis, _, _, reduction = LossOptions(*values)
-    rows = logits.shape[:axis] + logits.shape[axis + 1 :]
-    return logits.new_empty(rows if reduction == "none" else (), dtype=dtype)
+    made = LossOptions(*values)
+    rows = logits.shape[: made.axis] + logits.shape[made.axis + 1 :]
+    return logits.new_empty(rows if made.reduction == "none" else (), dtype=dtype)
 
 
 @gradient_operator.register_fake

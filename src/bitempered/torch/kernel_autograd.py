@@ -13,10 +13,10 @@ from bitempered import core
 from bitempered.kernels import cpu, hooks
 from bitempered.kernels.options import LossOptions
 from bitempered.torch.autograd import gradient_per_example, log_softmax_and_partition, xp
-from bitempered.torch.reductions import mean_divisor
+from bitempered.torch.reductions import safe_divisor
 
 
-class _FusedLoss(torch.autograd.Function):
+class _KernelLoss(torch.autograd.Function):
     """(logits, target, class weights, options, dtype, kernel) -> the reduced loss.
 
     Forward also computes the gradient. The first backward scales that tensor in place and returns it; later ones
@@ -55,9 +55,9 @@ class _FusedLoss(torch.autograd.Function):
         return kernel.scale_(gradient, g, options.axis), None, None, None, None, None
 
 
-# Function.apply also handles the transforms of torch.func, under which no kernel is chosen. For a small loss that would
-# take much of the time.
-_apply_fused_loss = hooks.single_level_apply(_FusedLoss)
+# Function.apply first handles torch.func transforms, which takes much of a small loss's time. No kernel runs under a
+# transform, so skip that.
+_apply_kernel_loss = hooks.single_level_apply(_KernelLoss)
 
 
 @functools.cache
@@ -75,18 +75,15 @@ def _has_memory(x: Tensor) -> bool:
 
 
 def _gradient_by_core(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
-    """The gradient of a _FusedLoss, by operations that can be differentiated and mapped."""
-    t1, t2, axis, label_smoothing, ignore_index, reduction = options
-    by_a = gradient_per_example(logits, target, weight, t1, t2, axis, label_smoothing, ignore_index)
-    if reduction != "mean":
+    """The gradient of a _KernelLoss, by operations that can be differentiated and mapped."""
+    by_a = gradient_per_example(logits, target, weight, options)
+    if options.reduction != "mean":
         return by_a
-    if target.is_floating_point():
-        return by_a / (logits.numel() // logits.shape[axis])
-    divisor, empty = mean_divisor(target, weight, ignore_index, by_a.dtype)
+    divisor, empty = safe_divisor(target, weight, options, by_a.dtype)
     return torch.where(empty, 0.0, by_a / divisor)
 
 
-class _DeviceSoftmax(torch.autograd.Function):
+class _KernelSoftmax(torch.autograd.Function):
     """(logits, t, axis, what, dtype) -> the result of `kernels.triton.softmax`."""
 
     @staticmethod
@@ -110,7 +107,7 @@ class _DeviceSoftmax(torch.autograd.Function):
         return grad.to(logits.dtype), None, None, None, None
 
 
-def fused_loss(
+def loss_by_kernel(
     kernel: str, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
 ) -> Tensor:
     """The reduced loss. The kernel checks the target's values: "cpu" raises, "triton" asserts on the device."""
@@ -120,10 +117,10 @@ def fused_loss(
         return torch.ops.bitempered.loss.default(logits, target, weight, *options, dtype)
     module = cpu if kernel == "cpu" else triton_kernels()
     if logits.requires_grad and torch.is_grad_enabled():
-        return _apply_fused_loss(logits, target, weight, options, dtype, module)
+        return _apply_kernel_loss(logits, target, weight, options, dtype, module)
     return module.loss(logits, target, weight, options, dtype)
 
 
-def device_softmax(logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> Tensor:
+def softmax_by_kernel(logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> Tensor:
     """The "probabilities", their "logarithms" or the "partition" from the GPU kernel."""
-    return _DeviceSoftmax.apply(logits, t, axis, what, dtype)
+    return _KernelSoftmax.apply(logits, t, axis, what, dtype)
