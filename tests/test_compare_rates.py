@@ -153,11 +153,6 @@ def test_the_default_recipe_is_that_of_schedules(classes, epochs):
         assert ours.at(epoch).numbers == pytest.approx(theirs(epoch), abs=1e-6)  # its epochs have six decimal places
 
 
-def test_a_default_recipe_without_a_schedule_is_a_constant_loss(monkeypatch):
-    monkeypatch.setattr(schedules, "default", lambda classes, epochs: lambda epoch: (0.8, 1.2))
-    assert compare.default_recipe(10, 100) == CONSTANT
-
-
 def test_rows_say_what_the_default_recipe_was(tmp_path):
     asked = tiny_request("bi-tempered,bi-tempered:0.8:1.2", levels=(0.0,), seeds=1, rates=(1e-3,))
     made, rows, _ = compare.run(asked, tmp_path, silent)
@@ -166,7 +161,7 @@ def test_rows_say_what_the_default_recipe_was(tmp_path):
     assert [row["loss"] for row in rows] == ["bi-tempered"] * 2
     assert [row["numbers"] for row in rows] == [list(loss.numbers), [0.8, 1.2]]
     assert [row["schedule"] for row in rows] == [list(loss.schedule), None]
-    assert [row["rescale"] for row in rows] == [compare.RESCALE, False]
+    assert [row["rescale"] for row in rows] == [False, False]
     assert [Cell.of(row) for row in rows] == list(made.cells)
     assert f"{loss}: the temperatures move from (1, 1), cross-entropy," in " ".join(compare_report.recipe_notes(made))
 

@@ -321,7 +321,7 @@ def test_in_a_pipeline_a_search_and_a_calibration(estimator):
 def test_pickles_and_predicts_without_torch(tmp_path):
     """Where PyTorch cannot be imported, both predict what they did here, and only the network cannot be fitted."""
     X, y = make_moons(60, noise=0.1, random_state=0)
-    models = BiTemperedLogisticRegression().fit(X, y), clone(SMALL).set_params(tol=0.1).fit(X, y)
+    models = BiTemperedLogisticRegression().fit(X, y), clone(SMALL).set_params(t1=0.8, t2=1.2, tol=0.1).fit(X, y)
     (tmp_path / "models").write_bytes(pickle.dumps((models, X, [model.predict_proba(X) for model in models])))
     code = """
 import pickle, sys
@@ -451,7 +451,7 @@ BOTH = {
     "t1": ({"t1": 1.2, "t2": 0.8}, {}, ValueError, "t1 must not exceed t2, got t1 = 1.2 and t2 = 0.8"),
     "t2": ({"t1": 0.8, "t2": "1"}, {}, TypeError, "t2 must be a number, got str"),
     "rescale": ({"rescale": "no"}, {}, TypeError, "rescale must be True or False, got 'no'"),
-    "large t2": ({"t1": 1, "t2": 110}, {}, ValueError, "more than 1e30 for 2 classes and t2 = 110: choose a smaller"),
+    "large t2": ({"t1": 1, "t2": 110, "rescale": True}, {}, ValueError, "more than 1e30 for 2 classes and t2 = 110"),
     "max_iter": ({"max_iter": 0}, {}, ValueError, "max_iter must be an integer >= 1, got 0"),
     "tol": ({"tol": -1.0}, {}, ValueError, "tol must be a finite number >= 0, got -1.0"),
     "one class": ({}, {"y": [1, 1, 1, 1]}, ValueError, "y must hold at least 2 classes, got 1 class"),
@@ -476,7 +476,12 @@ NETWORK = {
     "alpha": ({"alpha": -1}, {}, ValueError, "alpha must be a finite number >= 0, got -1"),
     "t1 alone": ({"t1": 0.8}, {}, ValueError, "give both t1 and t2, or neither .* got t1=0.8 and t2=None"),
     "t2 alone": ({"t2": 1.2}, {}, ValueError, "give both t1 and t2, or neither .* got t1=None and t2=1.2"),
-    "both": ({"t1": 0.8, "t2": 1.2, "schedule": "default"}, {}, ValueError, "either t1 and t2 or a schedule, not both"),
+    "both": (
+        {"t1": 0.8, "t2": 1.2, "schedule": lambda epoch: (1, 1)},
+        {},
+        ValueError,
+        "either t1 and t2 or a schedule",
+    ),
     "schedule": ({"schedule": "linear"}, {}, TypeError, "schedule must be a function .* or None, got 'linear'"),
     "bad pair": ({"schedule": lambda epoch: (1, 1 - epoch)}, {}, ValueError, "t1 must not exceed t2"),
     "diverged": ({"learning_rate_init": 1e20}, {}, ValueError, "not finite any more: scale the features, or lower"),

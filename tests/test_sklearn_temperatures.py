@@ -66,7 +66,7 @@ def test_a_class_of_little_weight_may_be_given_up():
 def test_network_with_a_schedule():
     X, y = make_moons(200, noise=0.1, random_state=0)
     schedule = anneal((1, 1), (0.5, 2), begin=5, finish=40)
-    model = clone(SMALL).set_params(max_iter=300, schedule=schedule).fit(X, y)
+    model = clone(SMALL).set_params(max_iter=300, schedule=schedule, rescale=True).fit(X, y)
     assert (model.t1_, model.t2_, model.scale_) == (0.5, 2.0, 2.0)
     assert 40 + model.n_iter_no_change <= model.n_iter_ < 300  # only then may it stop
     logits = model.decision_function(X)
@@ -76,20 +76,13 @@ def test_network_with_a_schedule():
         assert copy.schedule == schedule
 
 
-@pytest.mark.filterwarnings("ignore:training stopped at max_iter:sklearn.exceptions.ConvergenceWarning")
-def test_network_without_temperatures_has_constant_ones():
-    X, y = problem(4)
-    bare, named = clone(SMALL).fit(X, y), clone(SMALL).set_params(t1=0.8, t2=1.2).fit(X, y)
-    np.testing.assert_array_equal(bare.predict_proba(X), named.predict_proba(X))
-
-
 @pytest.mark.filterwarnings("ignore:training stopped at max_iter")
-def test_network_knows_the_default_schedule_by_name():
+def test_network_without_temperatures_follows_the_default_schedule():
     X, y = problem(4)
-    named = clone(SMALL).set_params(schedule="default").fit(X, y)
+    bare = clone(SMALL).fit(X, y)
     by_hand = clone(SMALL).set_params(schedule=default(4, SMALL.max_iter)).fit(X, y)
-    np.testing.assert_array_equal(named.predict_proba(X), by_hand.predict_proba(X))
-    assert (named.t1_, named.t2_) == default(4, 20)(19)
+    np.testing.assert_array_equal(bare.predict_proba(X), by_hand.predict_proba(X))
+    assert (bare.t1_, bare.t2_) == default(4, 20)(19) != (1.0, 1.0)
 
 
 def test_network_compares_only_losses_of_the_same_temperatures():
@@ -105,7 +98,7 @@ def test_network_compares_only_losses_of_the_same_temperatures():
 def test_network_of_early_stopping_keeps_the_temperatures_of_its_weights():
     X, y = make_moons(300, noise=0.3, random_state=0)
     pairs = [(1 - epoch / 100, 1 + epoch / 100) for epoch in range(30)]
-    model = clone(SMALL).set_params(schedule=pairs.__getitem__, max_iter=30, early_stopping=True)
+    model = clone(SMALL).set_params(schedule=pairs.__getitem__, max_iter=30, early_stopping=True, rescale=True)
     with pytest.warns(ConvergenceWarning, match="stopped at max_iter = 30 epochs"):
         model.fit(X, y)
     best = int(np.argmax(model.validation_scores_))

@@ -51,7 +51,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
 }
 
 
-def anneal(start: Pair, end: Pair, *, begin: float, finish: float, shape: str = "linear") -> Callable[[float], Pair]:
+def anneal(start: Pair, end: Pair, *, begin: float, finish: float, shape: str = "linear") -> "Anneal":
     """Return a function from a step (or an epoch) to (t1, t2): `start` up to `begin`, `end` from `finish` on.
 
     In between, both temperatures move together, along a line or (`shape="cosine"`) along half a cosine, which starts
@@ -62,12 +62,12 @@ def anneal(start: Pair, end: Pair, *, begin: float, finish: float, shape: str = 
         raise ValueError(f"begin must not be after finish, got begin = {begin:g} and finish = {finish:g}")
     if shape not in SHAPES:
         raise ValueError(f"shape must be one of {', '.join(SHAPES)}, got {shape!r}")
-    return _Anneal(check_temperatures(*start), check_temperatures(*end), begin, finish, shape)
+    return Anneal(check_temperatures(*start), check_temperatures(*end), begin, finish, shape)
 
 
 @dataclass(frozen=True)
-class _Anneal:
-    """What `anneal` returns: not a closure, since estimators are pickled with their schedule."""
+class Anneal:
+    """A function from a step to (t1, t2), see `anneal`. Not a closure: estimators are pickled with their schedule."""
 
     start: Pair
     end: Pair
@@ -83,7 +83,7 @@ class _Anneal:
         return t1 + part * (t1_end - t1), t2 + part * (t2_end - t2)
 
 
-def default(classes: int, steps: float) -> Callable[[float], Pair]:
+def default(classes: int, steps: float) -> "Anneal":
     """The schedule to try first, for a run of `steps` steps (or epochs): cross-entropy at first, robust later.
 
     It is meant for the loss as it is, without `rescale`, and for the learning rate of cross-entropy.

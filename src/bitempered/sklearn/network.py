@@ -18,8 +18,9 @@ from bitempered.checks import check_number, check_rescale, check_temperatures
 from bitempered.numpy import loss_and_grad
 from bitempered.sklearn.base import Array, TemperedClassifier, all_logits, check_count, check_positive
 
-DEFAULT = (0.8, 1.2)  # the constant temperatures if neither they nor a schedule are given
-_ADVICE = "more epochs (max_iter), another learning_rate_init, temperatures nearer to 1, or scaled features"
+_ADVICE = (
+    "more epochs (max_iter), rescale=True, another learning_rate_init, temperatures nearer to 1, or scaled features"
+)
 
 
 class BiTemperedMLPClassifier(TemperedClassifier):
@@ -32,7 +33,7 @@ class BiTemperedMLPClassifier(TemperedClassifier):
     Args:
         t1: temperature of the logarithm, 0 <= t1 < 2. Below 1 the loss is bounded.
         t2: temperature of the softmax, t2 >= t1. Above 1 its tail is heavy. Give both for constant temperatures, or
-            neither: then they are (0.8, 1.2), unless there is a schedule.
+            neither: then they follow the schedule.
         hidden_layer_sizes: the width of each hidden layer.
         alpha: the strength of the penalty, >= 0.
         batch_size: the most examples in a step. An epoch has as few steps as possible, with sizes that differ by at
@@ -45,10 +46,11 @@ class BiTemperedMLPClassifier(TemperedClassifier):
             were best on it.
         random_state: seeds the weights, the order of the examples and the choice of those set aside.
         schedule: temperatures that change: a function from the epoch (0, 1, ...) to (t1, t2), such as
-            `bitempered.schedules.anneal` returns, or "default" for `bitempered.schedules.default` over `max_iter`
-            epochs. Training does not stop before the temperatures have settled.
+            `bitempered.schedules.anneal` returns. Without it, and without t1 and t2, it is
+            `bitempered.schedules.default` over `max_iter` epochs: cross-entropy at first, robust later. Training does
+            not stop before the temperatures have settled.
         rescale: as in `bitempered.numpy.bi_tempered_logistic_loss`. True lets one `learning_rate_init` and `alpha` suit
-            all temperatures.
+            all constant temperatures; far from (1, 1) it is needed.
 
     Attributes:
         classes_, coefs_, intercepts_, n_iter_, n_features_in_, feature_names_in_, validation_scores_: as in
@@ -62,12 +64,12 @@ class BiTemperedMLPClassifier(TemperedClassifier):
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
+    >>> model = BiTemperedMLPClassifier(learning_rate_init=0.01, random_state=0).fit(X, y)
+    >>> model.score(X, y) > 0.95, model.t1_, model.t2_
+    (True, 0.0, 2.0)
     >>> model = BiTemperedMLPClassifier(t1=0.8, t2=1.2, learning_rate_init=0.01, random_state=0).fit(X, y)
     >>> model.score(X, y) > 0.95
     True
-    >>> model = BiTemperedMLPClassifier(schedule="default", learning_rate_init=0.01, random_state=0).fit(X, y)
-    >>> model.score(X, y) > 0.95, model.t1_, model.t2_
-    (True, 0.2, 1.8)
 
     Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
     """
@@ -88,7 +90,7 @@ class BiTemperedMLPClassifier(TemperedClassifier):
         validation_fraction: float = 0.1,
         random_state: Any = None,
         schedule: Any = None,
-        rescale: bool = True,
+        rescale: bool = False,
     ) -> None:
         self.t1 = t1
         self.t2 = t2
@@ -203,16 +205,12 @@ class BiTemperedMLPClassifier(TemperedClassifier):
             if self.schedule is not None:
                 raise ValueError("give either t1 and t2 or a schedule, not both")
             pairs = [check_temperatures(self.t1, self.t2)] * self.max_iter
-        elif self.schedule is None:
-            pairs = [DEFAULT] * self.max_iter
         else:
             schedule = self.schedule
-            if isinstance(schedule, str) and schedule == "default":
+            if schedule is None:
                 schedule = schedules.default(len(self.classes_), self.max_iter)
             if not callable(schedule):
-                raise TypeError(
-                    f"schedule must be a function from an epoch to (t1, t2), 'default' or None, got {schedule!r}"
-                )
+                raise TypeError(f"schedule must be a function from an epoch to (t1, t2), or None, got {schedule!r}")
             pairs = [check_temperatures(*schedule(epoch)) for epoch in range(self.max_iter)]
         check_rescale(self.rescale, len(self.classes_), max(t2 for _, t2 in pairs))
         return pairs

@@ -32,7 +32,7 @@ LOSSES = (Loss("logistic"), Loss("gce", (0.7,)), Loss("bi-tempered", (0.8, 1.2))
 SEARCH_BASE = Setting(Loss("gce", (0.7,)), 0.4, 100, held_out=5_000)
 
 
-def searched(t1: float, t2: float, schedule: tuple[int, int] | None = None, rescale: bool = False) -> Setting:
+def searched(t1: float, t2: float, schedule: tuple[int, int] | None = None, rescale: bool | str = False) -> Setting:
     """A setting tried on held-out labels, with a seed that the results do not use."""
     return replace(SEARCH_BASE, loss=Loss("bi-tempered", (t1, t2), schedule, rescale))
 
