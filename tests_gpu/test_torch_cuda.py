@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from bitempered import kernels
+from bitempered.schedules import default
 from bitempered.torch import (
     BiTemperedLogisticLoss,
     bi_tempered_binary_logistic_loss,
@@ -102,6 +103,77 @@ def test_cuda_graph():
     want.backward()
     torch.testing.assert_close(loss, want)
     torch.testing.assert_close(static.grad, eager.grad)
+
+
+def schedule_losses(logits, target, soft, temperatures):
+    """What a schedule by tensors calls: the class loss by index and by probabilities, and the binary one."""
+    t1, t2 = temperatures
+    return (
+        bi_tempered_logistic_loss(logits, target, t1, t2, rescale=True)
+        + bi_tempered_logistic_loss(logits, soft, t1, t2, label_smoothing=0.1)
+        + bi_tempered_binary_logistic_loss(logits, soft, t1, t2)
+    )
+
+
+@pytest.mark.parametrize("per_example", [False, True])
+def test_temperatures_as_tensors_have_the_numbers_of_the_cpu(per_example):
+    logits, target, soft, _ = make(rows=16, classes=50)
+    generator = torch.Generator().manual_seed(1)
+    shape = (16,) if per_example else ()
+
+    def run(device, dtype):
+        x = logits.to(device, dtype).requires_grad_()
+        t1 = (0.9 * torch.rand(shape, generator=generator.manual_seed(1))).to(device, dtype).requires_grad_()
+        t2 = (1 + torch.rand(shape, generator=generator)).to(device, dtype).requires_grad_()
+        loss = bi_tempered_logistic_loss(x, target.to(device), t1, t2, rescale=True)
+        return [loss.detach(), *torch.autograd.grad(loss, (x, t1, t2))]
+
+    for got, want in zip(run("cuda", torch.float32), run("cpu", torch.float64), strict=True):
+        assert ((got.cpu().double() - want).abs() / want.abs().clamp_min(1)).max() <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_a_schedule_does_not_synchronise():
+    logits, target, soft, _ = (x.cuda() for x in make(rows=16, classes=50))
+    logits.requires_grad_()
+    schedule = default(50, 100)
+    temperatures = torch.tensor([schedule(step) for step in range(100)], device="cuda")
+    for numbers in ((1.0, 1.0), (0.9, 1.1), temperatures[0].unbind()):  # warm-up
+        schedule_losses(logits, target, soft, numbers).backward()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(0, 100, 9):
+            schedule_losses(logits, target, soft, temperatures[step].unbind()).backward()
+            schedule_losses(logits, target, soft, schedule(step)).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert logits.grad.isfinite().all()
+
+
+def test_a_schedule_inside_a_cuda_graph():
+    logits, target, soft, _ = (x.cuda() for x in make(rows=16, classes=50))
+    logits.requires_grad_()
+    schedule, now = default(50, 100), torch.ones(2, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            logits.grad = None
+            schedule_losses(logits, target, soft, now.unbind()).backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    logits.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = schedule_losses(logits, target, soft, now.unbind())
+        loss.backward()
+    for step in (0, 30, 100):
+        now.copy_(torch.tensor(schedule(step)))
+        graph.replay()
+        eager = logits.detach().clone().requires_grad_()
+        want = schedule_losses(eager, target, soft, torch.tensor(schedule(step), device="cuda").unbind())
+        want.backward()
+        torch.testing.assert_close(loss, want)
+        torch.testing.assert_close(logits.grad, eager.grad)
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # torch.compile begins with such a one
