@@ -117,7 +117,7 @@ def schedule_losses(logits, target, soft, temperatures):
 
 @pytest.mark.parametrize("per_example", [False, True])
 def test_temperatures_as_tensors_have_the_numbers_of_the_cpu(per_example):
-    logits, target, soft, _ = make(rows=16, classes=50)
+    logits, target, _, _ = make(rows=16, classes=50)
     generator = torch.Generator().manual_seed(1)
     shape = (16,) if per_example else ()
 
