@@ -137,9 +137,9 @@ def compare(
     the best on validation labels. An exclamation mark means that a run did not
     learn, or never predicts one of the classes.
 
-    Writes compare.jsonl (one row per run), curves.jsonl (one per epoch),
-    compare.md, compare.csv, compare.png, and the trials to the folder search.
-    If it is stopped, the same command continues; finished runs are kept.
+    Writes compare.jsonl (one row per run), curves.jsonl (its metrics by
+    epoch), compare.md, compare.csv, compare.png, and the trials to the folder
+    search. If it is stopped, the same command continues; finished runs are kept.
     """
     try:
         from rich.console import Console
@@ -182,7 +182,7 @@ def compare(
 ABOUT = "\n\n".join(f"{name}: {entry.about}" for name, entry in recipes.REPRODUCED.items())
 
 
-@app.command(help=f"Reproduce a figure or table of the paper.\n\n{ABOUT}")
+@app.command(help=f"Reproduce the paper's figures and tables, and our own comparisons.\n\n{ABOUT}")
 def reproduce(
     context: typer.Context,
     what: Annotated[str, typer.Argument(help=f"{', '.join(recipes.REPRODUCED)}.")],

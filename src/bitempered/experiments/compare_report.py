@@ -3,7 +3,6 @@
 from pathlib import Path
 from statistics import mean
 
-import numpy as np
 from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -11,7 +10,7 @@ from rich.table import Table
 from bitempered.experiments.cells import Cell, Comparison
 from bitempered.experiments.datasets import is_table
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.report import Pages, grid, made_by, png, spread, table_csv
+from bitempered.experiments.report import Pages, draw_curves, grid, made_by, png, spread, table_csv
 from bitempered.experiments.runs import Row
 
 __all__ = ["figure", "lines", "markdown", "notes", "pages", "table"]
@@ -233,14 +232,8 @@ def figure(recipe: Comparison, rows: list[Row], curves: list[Row]) -> Figure:
     for axes, level in zip(panels, shown, strict=True):
         for place, (loss, rate) in enumerate(series):
             cell, colour = Cell(loss, level, rate), COLOURS[place % len(COLOURS)]
-            accuracy = np.array([curve["test"] for curve in rows_of(curves, cell)]) * 100
             name = f"{loss}, rate {rate:g}" if loss in several else f"{loss}"
-            epochs = range(1, 1 + (accuracy.shape[1] if accuracy.size else 0))
-            centre = accuracy.mean(0) if accuracy.size else []
-            axes.plot(epochs, centre, color=colour, label=name)
-            if len(accuracy) > 1:
-                deviation = accuracy.std(0, ddof=1)
-                axes.fill_between(epochs, centre - deviation, centre + deviation, color=colour, alpha=0.15, linewidth=0)
+            draw_curves(axes, [curve["test"] for curve in rows_of(curves, cell)], colour, name)
             chosen = rows_of(rows, cell)
             if chosen:
                 when, value = (mean(row[column] for row in chosen) for column in ("chosen_epoch", "test_chosen"))

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean, stdev
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
@@ -16,6 +18,7 @@ from bitempered.experiments.files import Row, value, write_atomically
 
 __all__ = [
     "Pages",
+    "draw_curves",
     "grid",
     "made_by",
     "made_with",
@@ -99,6 +102,17 @@ def table_csv(rows: list[Row]) -> bytes:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
+
+
+def draw_curves(axes: Axes, curves: list[list[float]], colour: str, label: str) -> None:
+    """Draw the mean of accuracies by epoch, one list for each seed, and a band of ±1 sample standard deviation."""
+    accuracy = 100 * np.array(curves)
+    epochs = range(1, 1 + (accuracy.shape[1] if accuracy.size else 0))
+    centre = accuracy.mean(0) if accuracy.size else []
+    axes.plot(epochs, centre, color=colour, label=label)
+    if len(accuracy) > 1:
+        deviation = accuracy.std(0, ddof=1)
+        axes.fill_between(epochs, centre - deviation, centre + deviation, color=colour, alpha=0.15, linewidth=0)
 
 
 def png(figure: Figure) -> bytes:

@@ -42,7 +42,7 @@ RECIPES = {
     "defaults": RecipeEntry(
         "defaults", "defaults",
         "the default temperatures against cross-entropy on digits and MNIST, SGD and Adam; an hour on a CPU.",
-        frozenset({"quick", "resume", "seeds", "data_dir"}),
+        frozenset({"quick", "resume", "seeds", "data_dir", "device"}),
     ),
     "table1": RecipeEntry(
         "table1", "table1",

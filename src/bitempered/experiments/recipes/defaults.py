@@ -9,17 +9,28 @@ from itertools import groupby
 from pathlib import Path
 from statistics import mean
 
-import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
 from bitempered.experiments import cells
 from bitempered.experiments.cells import FIXED, VARYING, Cell, Comparison, curves_of
+from bitempered.experiments.datasets import DATASETS
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.compare import default_recipe
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.report import Pages, grid, made_by, newest, png, rich_table, spread, table_csv, write
+from bitempered.experiments.report import (
+    Pages,
+    draw_curves,
+    grid,
+    made_by,
+    newest,
+    png,
+    rich_table,
+    spread,
+    table_csv,
+    write,
+)
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.train import Training
 
@@ -49,7 +60,7 @@ DATA = (Data("digits", 150, 125), Data("mnist", 30, 128, rows=10_000))
 
 def comparison(data: Data, optimizer: str, seeds: int) -> Comparison:
     training = Training("mlp", optimizer, data.epochs, data.batch_size)
-    rate, ours = RATES[optimizer], default_recipe(10, data.epochs)
+    rate, ours = RATES[optimizer], default_recipe(DATASETS[data.name].num_classes, data.epochs)
     found = [
         cell
         for level in LEVELS
@@ -73,7 +84,7 @@ def plan(what: str, options: Options) -> Plan:
                 progress(place * of + done, len(parts) * of, f"{part.dataset}, {part.training.optimizer}, {text}")
 
             data_dir = options.data_dir if part.dataset == "mnist" else None
-            rows += cells.run(part, folder, tell, name=what, data_dir=data_dir)
+            rows += cells.run(part, folder, tell, name=what, device=options.device, data_dir=data_dir)
         write(folder, render(folder / f"{what}.jsonl"))
         return rich_table(title(rows), HEAD, lines(split(rows), deviations=False))
 
@@ -182,13 +193,8 @@ def figure(parts: list[list[Row]], folder: Path) -> Figure:
     panels = canvas.subplots(-(-len(parts) // 2), 2, squeeze=False).flat
     for axes, rows in zip(panels, parts, strict=True):
         for name, found in contenders(rows, LEVELS[-1]).items():
-            accuracy = 100 * np.array([curve["test"] for curve in curves_of(folder, found)])
-            epochs, centre, deviation = range(1, 1 + accuracy.shape[1]), accuracy.mean(0), accuracy.std(0)
             label = f"{name}, {found[0]['learning_rate']:g}" if "best" in name else name
-            axes.plot(epochs, centre, color=colours[name], label=label)
-            axes.fill_between(
-                epochs, centre - deviation, centre + deviation, color=colours[name], alpha=0.15, linewidth=0
-            )
+            draw_curves(axes, [curve["test"] for curve in curves_of(folder, found)], colours[name], label)
         axes.set_title(f"{rows[0]['dataset']}, {NAMES[rows[0]['optimizer']]}", fontsize="medium")
         axes.set_xlabel("epoch")
         axes.set_ylabel("accuracy on clean test labels (%)")
