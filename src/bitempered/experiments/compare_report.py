@@ -22,8 +22,10 @@ COLOURS = ("tab:orange", "tab:blue", "tab:green", "tab:red", "tab:purple", "tab:
 
 def pages(recipe: Comparison, rows: list[Row], tried: list[Row], curves: list[Row]) -> Pages:
     """Return all files rendered from the rows, from those of the search, and from the metrics by epoch."""
+    # A resumed comparison has its rows in another order.
+    ordered = sorted(rows, key=lambda row: (row["seed"], recipe.cells.index(Cell.of(row))))
     return {
-        "compare.csv": table_csv(rows),
+        "compare.csv": table_csv(ordered),
         "compare.md": markdown(recipe, rows, tried).encode(),
         "compare.png": png(figure(recipe, rows, curves)),
     }
