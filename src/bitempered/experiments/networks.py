@@ -187,15 +187,20 @@ def patches(x: Tensor, taps: int) -> Tensor:
     return torch.cat([*seen, x.new_ones(n, height, width, 1), x.new_zeros(n, height, width, rest)], dim=3)
 
 
-def convolve(x: Tensor, w: Tensor, b: Tensor | None, taps: int, stride: int = 1) -> Tensor:
+def convolve(x: Tensor, w: Tensor, b: Tensor | None, taps: int) -> Tensor:
     """Convolve images `([members,] n, h, w, c)` with w `(members, taps * taps * c, outputs)`, adding b.
 
-    The result is `(members, n, h / stride, w / stride, outputs)`: pixels outside of the image count as 0.
+    The result is `(members, n, h, w, outputs)`: pixels outside of the image count as 0.
     """
     if x.is_cuda:
         from bitempered.experiments import convolutions
 
         return convolutions.convolve(x, w, b, taps)
+    return _convolve_on_cpu(x, w, b, taps, 1)
+
+
+def _convolve_on_cpu(x: Tensor, w: Tensor, b: Tensor | None, taps: int, stride: int) -> Tensor:
+    """As `convolve`, to images `(h / stride, w / stride)`."""
     members, _, outputs = w.shape
     images = x.expand(members, *x.shape[-4:]).permute(0, 1, 4, 2, 3)
     filters = w.view(members, taps, taps, -1, outputs).permute(0, 4, 3, 1, 2)
@@ -245,7 +250,8 @@ def trunk(x: Tensor, flat: Tensor, channels: tuple[int, ...]) -> Tensor:
         (w1, b1), (w2, b2) = pairs
         stride = outputs // inputs
         shortcut = functional.pad(x[:, :, ::stride, ::stride], (0, outputs - inputs))
-        x = (shortcut + convolve(convolve(x, w1, b1, 3, stride).relu(), w2, b2, 3)).relu()
+        hidden = _convolve_on_cpu(x, w1, b1, 3, stride).relu()
+        x = (shortcut + _convolve_on_cpu(hidden, w2, b2, 3, 1)).relu()
     return x
 
 
