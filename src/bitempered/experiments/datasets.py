@@ -109,7 +109,7 @@ DATASETS = {
         human_labels=CIFAR100N,
     ),
     "breast-cancer": DatasetEntry(
-        None, read_breast_cancer, 2, Training("mlp", "adam", epochs=200, batch_size=32), validation_rows=100,
+        None, read_breast_cancer, 2, Training("mlp", "adam", epochs=100, batch_size=32), validation_rows=100,
         standardise=True,
     ),
     "wine": DatasetEntry(
