@@ -1,13 +1,14 @@
 """Class-dependent noise and a weak model's mistakes, as `bitempered compare` adds them to labels."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from experiment_cases import comparison, invoke, silent
+from experiment_cases import TINY_OPTIONS, assert_rendered, comparison, invoke, silent
 from sklearn.linear_model import LogisticRegression
 
-from bitempered.experiments import cells, compare_report, data
+from bitempered.experiments import cells, compare_report, data, datasets, files
 from bitempered.experiments.data import Split
 from bitempered.experiments.datasets import DATASETS, load
 
@@ -182,3 +183,20 @@ def test_tables_of_scikit_learn_are_standardised_and_run(dataset, tmp_path):
     assert len(np.unique(split.test[1])) == DATASETS[dataset].num_classes == split.num_classes
     rows = cells.run(comparison(dataset, seeds=1, noise_model="weak-model"), tmp_path, silent)
     assert [row["noise_model"] for row in rows] == ["weak-model"] * 4
+
+
+def test_rows_of_other_noise_keep_their_identity():
+    """The rows in results/compare were made before these models: their labels must have the same hashes."""
+    kept = files.read_rows(Path(__file__).parents[1] / "results" / "compare" / "compare.jsonl")
+    recipe = cells.recipe_of(kept)
+    _, _, runs = cells.prepare(recipe, datasets.read("digits"), 0, None)
+    assert {run["data"] for run in runs} == {row["data"] for row in kept if row["seed"] == 0}
+
+
+@pytest.mark.parametrize("model", ["class-dependent", "weak-model"])
+def test_the_command_compares_under_this_noise(model, tmp_path):
+    done = invoke(*TINY_OPTIONS, "--noise-model", model, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert f"{model}: " in done.stdout
+    assert {row["noise_model"] for row in files.read_rows(tmp_path / "compare.jsonl")} == {model}
+    assert_rendered(tmp_path, "compare.md", "compare.csv", "compare.png")
