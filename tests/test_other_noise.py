@@ -119,3 +119,13 @@ def test_mnist_without_its_files_gets_one_line(tmp_path, monkeypatch):
 def test_the_plan_names_its_folder():
     assert recipes.plan("other-noise", Options("cpu")).name == "other-noise"
     assert recipes.plan("other-noise", Options("cpu", quick=True)).name == "other-noise-quick"
+
+
+def test_rows_of_a_part_are_rendered(quick, tmp_path):
+    _, folder = quick
+    rows = [row for row in files.read_rows(folder / "other-noise.jsonl") if row["noise_model"] == "weak-model"]
+    files.write_rows(tmp_path / "other-noise.jsonl", rows[3:])  # without a level of digits
+    (tmp_path / "curves.jsonl").write_bytes((folder / "curves.jsonl").read_bytes())
+    page = recipes.render(tmp_path)["other-noise.md"].decode()
+    assert page.count("weak-model ") == 1 + 1 + 3  # in the text, and a line for each level
+    assert "pair-flip " not in page.partition("After ±")[0]

@@ -46,7 +46,7 @@ RECIPES = {
     ),
     "other-noise": RecipeEntry(
         "other_noise", "other-noise",
-        "the default temperatures under noise that is not symmetric, on digits, MNIST and two small tables; half an "
+        "the default temperatures under noise that is not symmetric, on digits, MNIST and two small tables; an "
         "hour on a CPU.",
         frozenset({"quick", "resume", "seeds", "data_dir"}),
     ),

@@ -263,23 +263,24 @@ def figure(rows: list[Row], folder: Path) -> Figure:
     """Draw accuracy by epoch at each highest noise level: a line of panels for each data set."""
     colours = {"logistic": "tab:orange", "gce": "tab:green", "bi-tempered": "tab:blue"}
     panels = grouped(rows, "dataset", "noise_model")
-    height = len({dataset for dataset, _ in panels})
-    canvas = Figure(figsize=(11, 2.9 * height + 0.5), dpi=110, layout="constrained")
-    grid_of_axes = canvas.subplots(height, len(MODELS), squeeze=False)
-    for axes, ((dataset, model), here) in zip(grid_of_axes.flat, panels.items(), strict=True):
-        level = max(row["noise"] for row in here)
+    datasets = list(dict.fromkeys(dataset for dataset, _ in panels))
+    canvas = Figure(figsize=(11, 3.1 * len(datasets) + 0.5), dpi=110, layout="constrained")
+    grid_of_axes = canvas.subplots(len(datasets), len(MODELS), squeeze=False)
+    for (dataset, model), here in panels.items():
+        axes, level = grid_of_axes[datasets.index(dataset), MODELS.index(model)], max(row["noise"] for row in here)
         for loss, colour in colours.items():
             found = [row for row in here if (row["loss"], row["noise"]) == (loss, level)]
             accuracy = 100 * np.array([curve["test"] for curve in curves_of(folder, found)])
-            epochs, centre, deviation = range(1, 1 + accuracy.shape[1]), accuracy.mean(0), accuracy.std(0)
+            epochs, centre = range(1, 1 + accuracy.shape[1]), accuracy.mean(0)
             axes.plot(epochs, centre, color=colour, label=NAMES[loss])
-            axes.fill_between(epochs, centre - deviation, centre + deviation, color=colour, alpha=0.15, linewidth=0)
+            if len(accuracy) > 1:
+                deviation = accuracy.std(0, ddof=1)
+                axes.fill_between(epochs, centre - deviation, centre + deviation, color=colour, alpha=0.15, linewidth=0)
         axes.set_title(f"{dataset}, {model} {level:.0%}", fontsize="medium")
         axes.grid(alpha=0.3)
-    for axes in grid_of_axes[-1]:
         axes.set_xlabel("epoch")
-    for axes in grid_of_axes[:, 0]:
-        axes.set_ylabel("accuracy on clean test labels (%)", fontsize="small")
-    grid_of_axes[0, 0].legend(fontsize="small")
-    canvas.suptitle("The highest noise levels: mean and ±1 standard deviation", fontsize="medium")
+    for first in grid_of_axes[:, 0]:
+        first.set_ylabel("accuracy on clean test labels (%)", fontsize="small")
+    canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(colours), frameon=False)
+    canvas.suptitle("The highest noise levels: mean, and in bands ±1 standard deviation", fontsize="medium")
     return canvas
