@@ -29,7 +29,7 @@ from bitempered.experiments.files import append_rows, read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.compare import default_recipe
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.report import Pages, grid, made_by, newest, png, rich_table, spread, table_csv, write
+from bitempered.experiments.report import Pages, grid, maker, newest, png, rich_table, spread, table_csv, write
 from bitempered.experiments.runs import Progress, Row, find, identity, one_thread, provenance, today
 from bitempered.experiments.train import Training
 from bitempered.sklearn import BiTemperedLogisticRegression, BiTemperedMLPClassifier
@@ -239,14 +239,20 @@ class, the surest first: a fraction of all labels.
 
 A perceptron with two hidden layers of {rows[0]["width"]} units, Adam at {RATE:g} for every loss. {trained}.
 
-{made_by(rows[0])}.
+{origin(rows)}.
 
 ![]({name}.png)
 {estimators_markdown(fitted) if fitted else ""}"""
 
 
+def origin(rows: list[Row]) -> str:
+    """Say which commits made the rows, on what and until when."""
+    commits = sorted({row["commit"] for row in rows})
+    made = maker(rows[0], f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}")
+    return f"{made}, {max(row['date'] for row in rows)}"
+
+
 def estimators_markdown(rows: list[Row]) -> str:
-    first = rows[0]
     return f"""
 # Classifiers in scikit-learn's manner on the same noisy labels: accuracy on clean test labels, %
 
@@ -255,7 +261,7 @@ def estimators_markdown(rows: list[Row]) -> str:
 Parameters are the defaults, except that both networks take batches of 32 and at most as many epochs as those above, and
 BiTemperedMLPClassifier has `schedule="default", rescale=False`. BiTemperedLogisticRegression has t1 = 0.8, t2 = 1.2.
 
-{made_by(first)}, and scikit-learn {first["sklearn"]}.
+{origin(rows)}, and scikit-learn {rows[0]["sklearn"]}.
 """
 
 
