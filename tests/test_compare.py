@@ -77,7 +77,7 @@ def test_split_is_stratified_disjoint_and_fixed_by_its_seed():
         ({"dataset": "a.csv", "test_file": "clean.txt"}, "--test must be a path that ends in .csv or .parquet, got"),
         (
             {"noise_model": "gaussian"},
-            "unknown noise model 'gaussian'; choose from: symmetric, symmetric-all",
+            "unknown noise model 'gaussian'; choose from: symmetric, symmetric-all, .*class-dependent, weak-model",
         ),
         ({"network": "vgg"}, "unknown network 'vgg'; choose from: mlp, "),
         ({"noise_model": "human"}, "digits has no human labels; choose from: cifar100"),
@@ -137,7 +137,8 @@ def test_both_losses_at_temperature_one_train_alike(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "rate", "wrong"), [("symmetric", 0.4, 200), ("pair-flip", 0.4, 200), ("symmetric-all", 0.4, None)]
+    ("model", "rate", "wrong"),
+    [("symmetric", 0.4, 200), ("pair-flip", 0.4, 200), ("weak-model", 0.4, 200), ("symmetric-all", 0.4, None)],
 )
 def test_noise_reaches_training_and_validation_but_not_test(model, rate, wrong, monkeypatch, tmp_path):
     seen = []

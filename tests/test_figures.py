@@ -65,6 +65,7 @@ TAKEN = {
     "figure1": {},
     "figure2": {"--quick": [], "--seeds": ["0"]},
     "figure3": EVERYWHERE | DATA | {"--dataset": ["none"], "--network": ["none"]},
+    "other-noise": EVERYWHERE | {"--data-dir": ["."]},
     "table1": EVERYWHERE | DATA | {"--dataset": ["none"], "--network": ["none"]},
     "table2": EVERYWHERE | DATA | {"--network": ["none"]},
     "protocol-a": {"--resume": [], "--seeds": ["0"], "--data-dir": ["."]},

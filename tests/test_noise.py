@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitempered.noise import asymmetric, from_file, large_margin, pair_flip, small_margin, symmetric
+from bitempered.noise import asymmetric, from_file, large_margin, mistakes, pair_flip, small_margin, symmetric
 
 
 @given(
@@ -168,6 +168,58 @@ def test_margin_noise_refuses_bad_margins_and_pools(margin, pool, message):
 def test_asymmetric_refuses_what_is_no_class(mapping):
     with pytest.raises(ValueError, match="mapping must send classes to classes"):
         asymmetric(np.array([0, 1], dtype=np.uint8), 0.5, rng=np.random.default_rng(0), mapping=mapping)
+
+
+# A model's mistakes
+
+
+@given(rate=st.floats(0, 1), size=st.integers(0, 200), classes=st.integers(2, 5), seed=st.integers(0, 50))
+def test_mistakes_change_exactly_the_rate_the_surest_first(rate, size, classes, seed):
+    rng = np.random.default_rng(seed)
+    labels, scores = rng.integers(0, classes, size).astype(np.uint8), rng.normal(size=(size, classes))
+    before = labels.copy(), scores.copy()
+    noisy = mistakes(labels, rate, scores=scores)
+    changed = noisy != labels
+    assert changed.sum() == round(rate * size)
+    assert noisy.dtype == labels.dtype
+    ahead = np.empty(size)
+    for i, label in enumerate(labels):
+        others = {other: scores[i, other] for other in range(classes) if other != label}
+        best = max(others, key=others.get)
+        ahead[i] = scores[i, label] - others[best]
+        assert noisy[i] == (best if changed[i] else label)
+    assert ahead[changed].max(initial=-np.inf) <= ahead[~changed].min(initial=np.inf)
+    np.testing.assert_array_equal(before[0], labels)
+    np.testing.assert_array_equal(before[1], scores)
+
+
+def test_at_the_model_s_own_rate_its_mistakes_are_its_predictions():
+    rng = np.random.default_rng(0)
+    labels, scores = rng.integers(0, 4, 1_000), rng.normal(size=(1_000, 4))
+    scores[np.arange(1_000), labels] += 1
+    predicted = scores.argmax(axis=1)
+    wrong = (predicted != labels).mean()
+    assert 0.2 < wrong < 0.6
+    np.testing.assert_array_equal(mistakes(labels, wrong, scores=scores), predicted)
+    fewer, more = (mistakes(labels, rate, scores=scores) for rate in (wrong / 2, 1.2 * wrong))
+    assert set(np.flatnonzero(fewer != labels)) < set(np.flatnonzero(predicted != labels))
+    assert set(np.flatnonzero(more != labels)) > set(np.flatnonzero(predicted != labels))
+
+
+@pytest.mark.parametrize(
+    ("labels", "rate", "scores", "message"),
+    [
+        ([0, 1], 0.5, [[0.0, 1.0]], r"row of finite numbers for each of the 2 labels, got shape \(1, 2\)"),
+        ([0, 1], 0.5, [0.0, 1.0], r"got shape \(2,\)"),
+        ([0, 1], 0.5, [[0.0, np.nan], [0.0, -np.inf]], "with 2 that are not finite"),
+        ([0, 2], 0.5, [[0.0, 1.0]] * 2, r"labels must be in \[0, 2\)"),
+        ([0, 0], 0.5, [[0.0]] * 2, "num_classes must be at least 2, got 1"),
+        ([0, 1], 1.5, [[0.0, 1.0]] * 2, r"rate must be in \[0, 1\], got 1.5"),
+    ],
+)
+def test_mistakes_refuse_bad_input(labels, rate, scores, message):
+    with pytest.raises(ValueError, match=message):
+        mistakes(np.array(labels), rate, scores=np.array(scores))
 
 
 # Labels that people gave

@@ -78,7 +78,13 @@ def compare(
         ),
     ] = None,
     noise_model: Annotated[
-        str, typer.Option(help="symmetric (over the other classes), symmetric-all, pair-flip, or human (cifar100).")
+        str,
+        typer.Option(
+            help="symmetric (over the other classes), symmetric-all, pair-flip (to the next class), class-dependent "
+            "(some classes are mistaken for others: in digits and mnist 7 for 1, 2 for 7, 5 for 6, 6 for 5 and 3 for "
+            "8, elsewhere half of them at random; --noise is the fraction of their labels), weak-model (the mistakes "
+            "of a linear model that learns from 1% of the rows, the surest first), or human (cifar100)."
+        ),
     ] = "symmetric",
     network: Annotated[
         str | None,

@@ -203,6 +203,35 @@ def move(labels: np.ndarray, chosen: np.ndarray, step: np.ndarray, num_classes: 
     return noisy
 
 
+def mistakes(labels: np.ndarray, rate: float, *, scores: np.ndarray) -> np.ndarray:
+    """Give labels the classes that a model mistakes their examples for: noise that depends on the examples.
+
+    Exactly `round(rate * n)` labels change: those whose own class scores furthest below the best other one. They get
+    that other class. So at the rate of the model's own errors the labels are its predictions; at a lower rate only its
+    surest errors count, and at a higher one also what it nearly got wrong. Of equal examples the first change.
+
+    Shapes: as `symmetric`; `scores` is `(n, num_classes)`, finite, such as a model's logits.
+
+    >>> scores = np.array([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1], [0.4, 0.1, 0.5]])
+    >>> mistakes(np.array([0, 0, 0]), 2 / 3, scores=scores).tolist()
+    [0, 1, 2]
+    """
+    scores = np.array(scores, dtype=np.float64)
+    if scores.ndim != 2 or len(scores) != len(labels) or not np.isfinite(scores).all():
+        raise ValueError(
+            f"scores must be a row of finite numbers for each of the {len(labels)} labels, "
+            f"got shape {scores.shape} with {(~np.isfinite(scores)).sum()} that are not finite"
+        )
+    labels = check(labels, rate, scores.shape[1])
+    rows = np.arange(len(labels))
+    own = scores[rows, labels]
+    scores[rows, labels] = -np.inf
+    chosen = np.argsort(own - scores.max(axis=1), kind="stable")[: round(rate * len(labels))]
+    noisy = labels.copy()
+    noisy[chosen] = scores[chosen].argmax(axis=1)
+    return noisy
+
+
 def by_margin(
     labels: np.ndarray, rate: float, *, rng: np.random.Generator, key: np.ndarray, num_classes: int, pool: float | None
 ) -> np.ndarray:

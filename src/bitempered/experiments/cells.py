@@ -2,15 +2,17 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from bitempered import noise
 from bitempered.experiments.checkpoints import Checkpoint
-from bitempered.experiments.data import Dataset, HumanLabels, Split, fingerprint
+from bitempered.experiments.data import Dataset, HumanLabels, Split, fingerprint, weak_labels
 from bitempered.experiments.datasets import DATASETS, check, is_table, read
 from bitempered.experiments.files import read_rows, value
 from bitempered.experiments.losses import Loss
@@ -19,9 +21,22 @@ from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import METRICS, Member, Training, train
 
-__all__ = ["FIXED", "NOISE", "VARYING", "Cell", "Comparison", "Stages", "curves_of", "read_data", "recipe_of", "run"]
+__all__ = [
+    "FIXED",
+    "NOISE",
+    "VARYING",
+    "Cell",
+    "Comparison",
+    "Stages",
+    "corrupt",
+    "curves_of",
+    "mistaken",
+    "read_data",
+    "recipe_of",
+    "run",
+]
 
-NOISE = ("symmetric", "symmetric-all", "pair-flip", "human")
+NOISE = ("symmetric", "symmetric-all", "pair-flip", "class-dependent", "weak-model", "human")
 VARYING = ("noise", "loss", "numbers", "schedule", "rescale", "learning_rate", "seed")  # among runs of one comparison
 FIXED = ("dataset", "noise_model", "label_column", "test_file", "rows", *(field.name for field in fields(Training)))
 
@@ -192,9 +207,11 @@ def prepare(
 ) -> tuple[Split, list[Member], list[Row]]:
     """Return the split of one seed, and for each cell the member of the fleet and its identity."""
     split, rows = data.split(seed), slice(recipe.rows)
+    levels = dict.fromkeys(cell.noise for cell in recipe.cells)
+    noisy = {level: corrupt(recipe, split, level, seed, data_dir) for level in levels}
     members, runs = [], []
     for cell in recipe.cells:
-        train, validation = (labels[rows] for labels in corrupt(recipe, split, cell, seed, data_dir))
+        train, validation = (labels[rows] for labels in noisy[cell.noise])
         members.append(Member(cell.loss, cell.rate, train, validation))
         # The hash of the data set, then that of this run's labels.
         seen = f"{data.digest}-{fingerprint(train, validation)}"
@@ -250,22 +267,42 @@ def problem(last: Row, place: int, names: tuple[str, ...] | None) -> str | None:
 
 
 def corrupt(
-    recipe: Comparison, split: Split, cell: Cell, seed: int, data_dir: Path | None
+    recipe: Comparison, split: Split, level: float, seed: int, data_dir: Path | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels for training and validation."""
-    rng, labels = np.random.default_rng(seed), (split.train[1], split.validation[1])
+    """Return the labels for training and validation, with noise of a level."""
+    rng, classes, labels = np.random.default_rng(seed), split.num_classes, (split.train[1], split.validation[1])
     if recipe.noise_model == "human":
         assert recipe.human_labels is not None
         return read_human_labels(recipe.human_labels, split, data_dir)
-    if recipe.noise_model == "pair-flip":
-        noisy = [noise.pair_flip(part, cell.noise, rng=rng, num_classes=split.num_classes) for part in labels]
+    if recipe.noise_model == "weak-model":
+        return weak_labels(split, level, rng)
+    if recipe.noise_model == "class-dependent":
+        mapping = mistaken(recipe.dataset, classes)
+        noisy = [noise.asymmetric(part, level, rng=rng, mapping=mapping) for part in labels]
+    elif recipe.noise_model == "pair-flip":
+        noisy = [noise.pair_flip(part, level, rng=rng, num_classes=classes) for part in labels]
     else:
         including_self = recipe.noise_model == "symmetric-all"
         noisy = [
-            noise.symmetric(part, cell.noise, rng=rng, num_classes=split.num_classes, including_self=including_self)
-            for part in labels
+            noise.symmetric(part, level, rng=rng, num_classes=classes, including_self=including_self) for part in labels
         ]
     return noisy[0], noisy[1]
+
+
+def mistaken(dataset: str, classes: int) -> Mapping[int, int]:
+    """Return which classes are mistaken for which others in class-dependent noise, the same for every seed.
+
+    Where it is not known, half of the classes are, rounded up: a random order of all classes begins with them, and each
+    is mistaken for the next.
+
+    >>> mistaken("digits", 10), mistaken("table.csv", 2)
+    ({7: 1, 2: 7, 5: 6, 6: 5, 3: 8}, {0: 1})
+    """
+    known = DATASETS[dataset].mistaken if dataset in DATASETS else None
+    if known is not None:
+        return known
+    order = np.random.default_rng(0).permutation(classes).tolist()
+    return dict(pairwise(order[: 1 - (-classes // 2)]))
 
 
 def read_human_labels(source: HumanLabels, split: Split, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from bitempered.experiments.cells import Cell, Comparison
-from bitempered.experiments.datasets import is_table
+from bitempered.experiments.datasets import DATASETS, is_table
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.report import Pages, draw_curves, grid, made_by, png, spread, table_csv
 from bitempered.experiments.runs import Row
@@ -132,18 +132,38 @@ def label_notes(recipe: Comparison) -> list[str]:
         kind = {"human": "The labels to train and validate on are those that people gave"}.get(
             recipe.noise_model, f"The noise ({recipe.noise_model}) is in the labels to train and validate on"
         )
-        return [f"{kind}; the test labels are clean."]
+        return [f"{kind}; the test labels are clean.", *model_notes(recipe)]
     added = [level for level in levels(recipe) if level]
     noise = "Labels are used as given; no noise is added."
     if added:
         noise = f"Noise ({recipe.noise_model}) is added to the labels to train and validate on."
     if recipe.test_file is not None:
-        return [f"{noise} The test labels are those of {Path(recipe.test_file).name}, taken to be clean."]
+        test = Path(recipe.test_file).name
+        return [f"{noise} The test labels are those of {test}, taken to be clean.", *model_notes(recipe)]
     return [
         f"{noise} The test rows are a fifth of the same table, with its labels. If some of those are wrong, accuracy "
         "is bounded: with 40% wrong, even a perfect model scores about 60%. --test FILE names a table with clean "
-        "labels."
+        "labels.",
+        *model_notes(recipe),
     ]
+
+
+def model_notes(recipe: Comparison) -> list[str]:
+    """Say which labels are wrong, and what the noise level is a fraction of, if the model's name does not."""
+    if not any(levels(recipe)):
+        return []
+    if recipe.noise_model == "weak-model":
+        return [
+            "weak-model: the wrong labels are mistakes of a linear model that learnt from 1% of the training rows, the "
+            "surest first."
+        ]
+    if recipe.noise_model != "class-dependent":
+        return []
+    known = DATASETS[recipe.dataset].mistaken if recipe.dataset in DATASETS else None
+    which = "half of the classes, each for one other"
+    if known:
+        which = ", ".join(f"{label} for {other}" for label, other in known.items())
+    return [f"class-dependent: some classes are mistaken ({which}); the noise is the fraction of their labels."]
 
 
 def rate_notes(recipe: Comparison, tried: list[Row]) -> list[str]:
@@ -227,6 +247,7 @@ def figure(recipe: Comparison, rows: list[Row], curves: list[Row]) -> Figure:
     shown = list(dict.fromkeys([min(levels(recipe)), max(levels(recipe))]))
     series = list(dict.fromkeys((cell.loss, cell.rate) for cell in recipe.cells))
     several = [loss for loss in losses(recipe) if sum(loss == other for other, _ in series) > 1]
+    what = "label noise" if recipe.noise_model == "class-dependent" else "wrong labels"
     # The figure object itself, not pyplot: it needs no display and keeps no global state.
     width, height = 4.5 * len(shown) + 0.5, 3.6 + 0.22 * -(-len(series) // len(shown))
     canvas = Figure(figsize=(width, height), dpi=150, layout="constrained")
@@ -241,9 +262,7 @@ def figure(recipe: Comparison, rows: list[Row], curves: list[Row]) -> Figure:
                 when, value = (mean(row[column] for row in chosen) for column in ("chosen_epoch", "test_chosen"))
                 axes.plot([when], [100 * value], "x", color=colour, markeredgewidth=2)
         axes.plot([], [], "x", color="grey", markeredgewidth=2, label="chosen epoch, mean")
-        axes.set_title(
-            f"labels {level_name(recipe, level)}" if is_table(recipe.dataset) else f"{level:.0%} wrong labels"
-        )
+        axes.set_title(f"labels {level_name(recipe, level)}" if is_table(recipe.dataset) else f"{level:.0%} {what}")
         axes.set_xlabel("epoch")
         axes.grid(alpha=0.3)
     kind = "clean test labels" if labels_are_clean(recipe) else "test labels"

@@ -1,4 +1,4 @@
-"""A data set in memory: its training, validation and test rows, their hash, and labels that people gave."""
+"""A data set in memory: its training, validation and test rows, their hash, and labels that people or a model gave."""
 
 import hashlib
 from dataclasses import dataclass
@@ -6,14 +6,17 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 
 from bitempered import noise
 from bitempered.experiments.sources import DataError
 
-__all__ = ["Dataset", "HumanLabels", "Part", "Split", "divide", "fingerprint"]
+__all__ = ["Dataset", "HumanLabels", "Part", "Split", "divide", "fingerprint", "weak_labels"]
 
 Part = tuple[np.ndarray, np.ndarray]  # features (n, d) float32 or images (n, c, h, w) uint8, labels (n,) int64
+WEAK_ROWS = 0.01  # the fraction of each class that a weak model learns from
+FEWEST_WEAK_ROWS = 3  # of each class
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,44 @@ class HumanLabels:
             return noise.from_file(labels, self.path(data_dir), num_classes=self.num_classes)
         except (OSError, ValueError) as error:
             raise DataError(str(error)) from error
+
+
+def weak_labels(split: Split, rate: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels for training and validation, a fraction `rate` of each part wrong by the mistakes of a weak model.
+
+    See `noise.mistakes`. The model is fitted to training rows that `rng` draws.
+    """
+    model = weak_model(split.train, rng)
+    train, validation = (
+        noise.mistakes(y, rate, scores=scores(model, x, split.num_classes)) for x, y in (split.train, split.validation)
+    )
+    return train, validation
+
+
+def weak_model(train: Part, rng: np.random.Generator) -> LogisticRegression:
+    """Fit a linear model to 1 % of the rows of each class, at least three, with their right labels."""
+    x, y = train
+    rows = [
+        rng.permutation(here)[: max(round(WEAK_ROWS * len(here)), FEWEST_WEAK_ROWS)]
+        for here in (np.flatnonzero(y == label) for label in np.unique(y))
+    ]
+    chosen = np.concatenate(rows)
+    return LogisticRegression(max_iter=10_000).fit(flat(x[chosen]), y[chosen])
+
+
+def scores(model: LogisticRegression, x: np.ndarray, classes: int) -> np.ndarray:
+    """Return the model's logits; a class that it has not seen is below all others."""
+    found = model.decision_function(flat(x))
+    if found.ndim == 1:  # of two classes only the second has a logit
+        found = np.stack([np.zeros_like(found), found], axis=1)
+    logits = np.full((len(x), classes), found.min(initial=0.0) - 1)
+    logits[:, model.classes_] = found
+    return logits
+
+
+def flat(x: np.ndarray) -> np.ndarray:
+    """Return rows of float64; bytes, which are pixels, from 0 to 1."""
+    return x.reshape(len(x), -1) / np.float64(255 if x.dtype == np.uint8 else 1)
 
 
 def divide(name: str, features: np.ndarray, labels: np.ndarray, rows: int, seed: int) -> tuple[Part, Part]:

@@ -1,11 +1,11 @@
 """The registered data sets, by name, and tables by path. To add one, write a reader and add an entry to `DATASETS`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
 from bitempered.experiments.data import Dataset, HumanLabels, Part, Split, divide
 from bitempered.experiments.sources import (
@@ -47,6 +47,8 @@ class DatasetEntry:
     training: Training
     validation_rows: int = 5_000  # half as many as the images of a test set
     human_labels: HumanLabels | None = None
+    standardise: bool = False  # every column, by the training rows
+    mistaken: Mapping[int, int] | None = None  # what some classes are often mistaken for, if that is known
 
 
 def read_digits(paths: list[Path], test_seed: int = 2019) -> Parts:
@@ -54,6 +56,18 @@ def read_digits(paths: list[Path], test_seed: int = 2019) -> Parts:
     pixels, labels = load_digits(return_X_y=True)
     # Pixels are counts from 0 to 16.
     return divide("digits", (pixels / 16).astype(np.float32), labels.astype(np.int64), 797, test_seed)
+
+
+def read_breast_cancer(paths: list[Path]) -> Parts:
+    """Return scikit-learn's 569 tumours with 30 measurements, malignant or benign: 169 rows to test."""
+    features, labels = load_breast_cancer(return_X_y=True)
+    return divide("breast-cancer", features, labels.astype(np.int64), 169, 2019)
+
+
+def read_wine(paths: list[Path]) -> Parts:
+    """Return scikit-learn's 178 wines of three growers with 13 measurements: 60 rows to test."""
+    features, labels = load_wine(return_X_y=True)
+    return divide("wine", features, labels.astype(np.int64), 60, 2019)
 
 
 def read_mnist(paths: list[Path]) -> Parts:
@@ -75,12 +89,16 @@ def read_cifar100(paths: list[Path]) -> Parts:
     return read_cifar(paths[0], "train"), read_cifar(paths[0], "test")
 
 
+DIGITS = {7: 1, 2: 7, 5: 6, 6: 5, 3: 8}  # as Patrini et al. (2017) and most papers since
 CIFAR100N = HumanLabels("cifar100n.npz", "cifar-100n", 100, wrong=0.402)
 DATASETS = {
     "digits": DatasetEntry(
-        None, read_digits, 10, Training("mlp", "adam", epochs=150, batch_size=125), validation_rows=500
+        None, read_digits, 10, Training("mlp", "adam", epochs=150, batch_size=125), validation_rows=500,
+        mistaken=DIGITS,
     ),
-    "mnist": DatasetEntry(MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500)),
+    "mnist": DatasetEntry(
+        MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500), mistaken=DIGITS
+    ),
     "fashion-mnist": DatasetEntry(FASHION_MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500)),
     "cifar100": DatasetEntry(
         CIFAR100, read_cifar100, 100,
@@ -89,6 +107,13 @@ DATASETS = {
             augment=True,
         ),
         human_labels=CIFAR100N,
+    ),
+    "breast-cancer": DatasetEntry(
+        None, read_breast_cancer, 2, Training("mlp", "adam", epochs=100, batch_size=32), validation_rows=100,
+        standardise=True,
+    ),
+    "wine": DatasetEntry(
+        None, read_wine, 3, Training("mlp", "adam", epochs=200, batch_size=32), validation_rows=40, standardise=True
     ),
 }  # fmt: skip
 TABLES = (".csv", ".parquet")
@@ -125,7 +150,8 @@ def read(name: str, data_dir: Path | None = None, label_column: str = "label", t
     check(name)
     if name in DATASETS:
         entry = DATASETS[name]
-        return Dataset(name, *read_parts(name, data_dir), entry.num_classes, entry.validation_rows)
+        parts = read_parts(name, data_dir)
+        return Dataset(name, *parts, entry.num_classes, entry.validation_rows, entry.standardise)
     table = read_table(Path(name), label_column)
     if (classes := len(table.classes)) < 2:
         raise DataError(f"{name}: column {label_column!r} must hold at least two classes, got {classes}")

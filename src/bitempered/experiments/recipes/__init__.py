@@ -44,6 +44,12 @@ RECIPES = {
         "the default temperatures against cross-entropy on digits and MNIST, SGD and Adam; an hour on a CPU.",
         frozenset({"quick", "resume", "seeds", "data_dir", "device"}),
     ),
+    "other-noise": RecipeEntry(
+        "other_noise", "other-noise",
+        "the default temperatures under noise that is not symmetric, on digits, MNIST and two small tables; an "
+        "hour on a CPU.",
+        frozenset({"quick", "resume", "seeds", "data_dir"}),
+    ),
     "table1": RecipeEntry(
         "table1", "table1",
         "both losses on MNIST or CIFAR-100 at several noise levels, after a search; half an hour on a GPU.",
