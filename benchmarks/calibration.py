@@ -108,7 +108,7 @@ def page(rows: list[Row]) -> str:
         return f"{min(means):.0f} to {max(means):.0f} %"
 
     cells = [(rate, name) for rate in NOISE for name in MODELS]
-    error = "calibration_error"
+    error, noisy_error = "calibration_error", "calibration_error_noisy"
     errors = grid(
         ["noise", "loss", "accuracy", "confidence", *(f"error: {remedy}" for remedy in REMEDIES)],
         [
@@ -121,7 +121,7 @@ def page(rows: list[Row]) -> str:
     others = grid(
         ["noise", "loss", "error on noisy test labels", *(f"accuracy: {remedy}" for remedy in REMEDIES)],
         [
-            [f"{rate:.0%}", name, spread(values("calibration_error_noisy", rate, name, "nothing"), 1)]
+            [f"{rate:.0%}", name, spread(values(noisy_error, rate, name, "nothing"), 1)]
             + [spread(values("accuracy", rate, name, remedy), 1) for remedy in REMEDIES]
             for rate, name in cells
         ],
@@ -129,7 +129,8 @@ def page(rows: list[Row]) -> str:
     noisy = NOISE[1:]
     return f"""# Are probabilities right after training on noisy labels?
 
-Accuracy, mean confidence (the largest probability) and expected calibration error ({BINS} bins) on clean test labels, %:
+Accuracy, mean confidence (the largest probability) and expected calibration error ({BINS} bins), all on clean test
+labels, in %:
 
 {errors}
 
@@ -140,14 +141,16 @@ without it, and no prediction changes. `method="sigmoid"` does not do it with so
 ({between(error, "sigmoid", noisy)}). If you have no clean rows but know the rate of symmetric noise, undo it:
 {between(error, "noise undone", noisy)}. If you have neither, use the predicted class and not its probability.
 
-With noise the probabilities are about those of the noisy label: measured against test labels with the same noise, the
-error is what the first column says. The default schedule ends with a heavy tail, so that its probabilities are too low
-even without noise.
+The probabilities are nearer to those of the noisy label: against test labels with the same noise the error is
+{between(noisy_error, "nothing", noisy)}, as the first column of the next table says. The default schedule ends with a
+heavy tail, so that its probabilities are too low even without noise. Calibrated probabilities are the ordinary softmax
+of the logits over one fitted temperature, not the tempered softmax.
 
 {others}
 
-Mean ± sample standard deviation over {len({row["seed"] for row in rows})} seeds, each with its own split of digits: {TRAIN} noisy rows to train on, {CLEAN}
-clean ones to calibrate on, the other {1797 - TRAIN - CLEAN} to test. `BiTemperedMLPClassifier` with its default settings, `rescale=False`.
+Mean ± sample standard deviation over {len({row["seed"] for row in rows})} seeds, each with its own split of digits:
+{TRAIN} noisy rows to train on, {CLEAN} clean ones to calibrate on, the others to test.
+`BiTemperedMLPClassifier` with its default settings and `rescale=False`.
 Noise undone: q = max((p - r/(K-1)) / (1 - r K/(K-1)), 0) for the rate r and K classes, divided by its sum.
 
 {made_by(rows[0])}, scikit-learn {rows[0]["sklearn"]}, by `python benchmarks/calibration.py`.
