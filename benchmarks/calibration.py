@@ -137,8 +137,8 @@ labels, in %:
 **What to do.** Set {CLEAN} clean rows aside and use
 `CalibratedClassifierCV(FrozenEstimator(model), method="temperature").fit(X_clean, y_clean)`: the error is then
 {between(error, "temperature")} at every noise rate and loss, against {between(error, "nothing", noisy)} on noisy labels
-without it, and no prediction changes. `method="sigmoid"` does not do it with so few rows
-({between(error, "sigmoid", noisy)}). If you have no clean rows but know the rate of symmetric noise, undo it:
+without it, and no prediction changes. `method="sigmoid"` on the same rows leaves
+{between(error, "sigmoid", noisy)}. If you have no clean rows but know the rate of symmetric noise, undo it:
 {between(error, "noise undone", noisy)}. If you have neither, use the predicted class and not its probability.
 
 The probabilities are nearer to those of the noisy label: against test labels with the same noise the error is
