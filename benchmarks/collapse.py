@@ -128,16 +128,16 @@ def page(rows: list[Row]) -> str:
 
 \\* a ConvergenceWarning: the iterations ran out, or not all classes were learnt.
 
-Of {len(ours)} fits, {len(lost)} never predict one of the classes, {len(silent)} of them without a warning;
-{len(warned)} warn. The least accurate beside LogisticRegression:
+Of {len(ours)} fits, {len(lost)} never predict one of the classes ({len(silent)} without a warning), and
+{len(warned)} warned. The least accurate beside LogisticRegression:
 
 {least}
 
 Where the bi-tempered fits are behind, they overfit: they are better on the training rows. `rescale` makes C mean the
 same where all probabilities are equal. Away from there the loss is steeper, and the same C penalises less. So search C,
-and towards smaller values, but not too far: with 100 classes and a heavy tail, the smallest one below gives classes up,
-where LogisticRegression does not. Test accuracy (training accuracy) by C, also for blobs so close that
-LogisticRegression gets half of them wrong:
+and towards smaller values, but not too far: with 100 close classes the smallest ones below give classes up, with a
+warning, where LogisticRegression does not. Test accuracy (training accuracy) by C, also for blobs so close that
+LogisticRegression gets half of them wrong, where a heavy tail costs most:
 
 {stronger}
 
