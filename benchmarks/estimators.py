@@ -59,12 +59,12 @@ def split_digits(seed: int) -> Split:
 def linear(s: Setting, x: np.ndarray, y: np.ndarray) -> Predict:
     if s["loss"] == "logistic":
         return LogisticRegression(C=s["C"], max_iter=10_000).fit(x, y).predict
-    return BiTemperedLogisticRegression(s["t1"], s["t2"], C=s["C"]).fit(x, y).predict
+    return BiTemperedLogisticRegression(s["t1"], s["t2"], C=s["C"], rescale=False).fit(x, y).predict
 
 
 def mlp(s: Setting, x: np.ndarray, y: np.ndarray) -> Predict:
     names = ("alpha", "learning_rate_init", "max_iter")
-    options = {name: s[name] for name in names} | {"batch_size": 125, "hidden_layer_sizes": 256}
+    options = {name: s[name] for name in names} | {"batch_size": 125, "hidden_layer_sizes": 256, "rescale": False}
     model = BiTemperedMLPClassifier(
         s["t1"], s["t2"], **options, tol=0.0, n_iter_no_change=s["max_iter"], random_state=s["seed"]
     )
@@ -104,7 +104,8 @@ def draw(family: str, loss: str, trial: int) -> Setting:
 
     t1, t2 = (1.0, 1.0) if loss == "logistic" else PAIRS[trial % len(PAIRS)]
     setting = {"family": family, "loss": loss, "t1": t1, "t2": t2}
-    # First gradients and second derivatives over those of the logistic loss: regularisation is relative to them.
+    # First gradients and second derivatives over those of the logistic loss: regularisation is relative to them. This
+    # does what rescale=True would, so that the estimators have rescale=False.
     slope, curvature = CLASSES ** (t1 - t2), CLASSES ** (1 + t1 - 2 * t2)
     if family == "linear":
         return setting | {"C": 10 ** (5 * trial / (TRIALS - 1) - 3) / slope}  # alone, so on a grid

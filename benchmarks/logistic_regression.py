@@ -1,12 +1,14 @@
 """Measure BiTemperedLogisticRegression beside LogisticRegression, in one run on one machine.
 
     python benchmarks/logistic_regression.py
+    python benchmarks/logistic_regression.py --render     writes the page again, from the rows
 
 Fits 10,000 examples of 100 features in 10 classes to a tolerance of 1e-8, the contenders taking turns. Writes
 benchmarks/logistic_regression.jsonl (one row per contender, with versions) and the table
 benchmarks/logistic_regression.md.
 """
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -21,13 +23,14 @@ from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_info
 
-from bitempered.experiments.files import write_atomically, write_rows
+from bitempered.experiments.files import read_rows, write_atomically, write_rows
 from bitempered.experiments.runs import commit
 from bitempered.sklearn import BiTemperedLogisticRegression
 
-HERE = Path(__file__).parent
+ROWS = Path(__file__).with_suffix(".jsonl")
 ROUNDS = 11
 TOL = 1e-8
+VERSIONS = ("numpy", "scipy", "scikit-learn")
 BASE = "LogisticRegression, lbfgs"
 CONTENDERS = {
     BASE: LogisticRegression(tol=TOL, max_iter=10_000),
@@ -36,8 +39,10 @@ CONTENDERS = {
     "BiTemperedLogisticRegression, (0.8, 1.2)": BiTemperedLogisticRegression(0.8, 1.2, tol=TOL),
 }
 
+Row = dict[str, Any]
 
-def main() -> None:
+
+def measure() -> list[Row]:
     X, y = make_classification(10_000, 100, n_informative=30, n_redundant=20, n_classes=10, flip_y=0.05, random_state=0)
     taken: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     for repeat in range(ROUNDS + 1):
@@ -51,9 +56,9 @@ def main() -> None:
         "date": date.today().isoformat(),
         "device": f"cpu {platform.machine()}, {os.cpu_count()} cores,"
         f" {max(pool['num_threads'] for pool in threadpool_info())} threads",
-        **{name: importlib.metadata.version(name) for name in ("numpy", "scipy", "scikit-learn")},
+        **{name: importlib.metadata.version(name) for name in VERSIONS},
     }
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name, model in CONTENDERS.items():
         seconds = taken[name]
         rows.append(
@@ -70,7 +75,10 @@ def main() -> None:
             }
         )
         print(json.dumps(rows[-1]))
-    write_rows(HERE / "logistic_regression.jsonl", rows)
+    return rows
+
+
+def page(rows: list[Row]) -> str:
     table = [
         "| | seconds: median (least to most) | over lbfgs | iterations | coefficients differ from it by |",
         "| --- | --- | --- | --- | --- |",
@@ -80,9 +88,21 @@ def main() -> None:
             f"| {row['contender']} | {row['median_s']:.2f} ({row['min_s']:.2f} to {row['max_s']:.2f})"
             f" | {row['times_lbfgs']:.2f} | {row['n_iter']} | {row['coef_difference']:.1g} |"
         )
-    made = ", ".join(f"{name} {value}" for name, value in origin.items() if name not in ("date", "device"))
-    table += ["", f"{ROUNDS} rounds in turns, {made}, {origin['device']}, {origin['date']}.", ""]
-    write_atomically(HERE / "logistic_regression.md", "\n".join(table).encode())
+    origin = rows[0]
+    made = ", ".join(f"{name} {origin[name]}" for name in ("commit", *VERSIONS))
+    table += ["", f"{origin['rounds']} rounds in turns, {made}, {origin['device']}, {origin['date']}.", ""]
+    return "\n".join(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--render", action="store_true", help="write the page from the rows, without fitting")
+    if parser.parse_args().render:
+        rows = read_rows(ROWS)
+    else:
+        rows = measure()
+        write_rows(ROWS, rows)
+    write_atomically(ROWS.with_suffix(".md"), page(rows).encode())
 
 
 if __name__ == "__main__":

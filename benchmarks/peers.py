@@ -1,12 +1,14 @@
 """Measure bitempered beside the implementations that people use today, in one run on one machine.
 
     python benchmarks/peers.py
+    python benchmarks/peers.py --render     writes the page again, from the rows
 
 Writes benchmarks/peers.jsonl (one row per contender, with versions) and the table benchmarks/peers.md, which the README
 shows. Contenders other than bitempered are whichever of these can be imported: the packages pytorch_optimizer and
 pytorch_toolbelt, and the module bi_tempered_loss_pytorch of github.com/fhopfmueller/bi-tempered-loss-pytorch.
 """
 
+import argparse
 import importlib
 import importlib.metadata
 import json
@@ -23,15 +25,17 @@ import torch
 import torch.nn.functional as F
 
 import bitempered.torch as ours
-from bitempered.experiments.files import write_atomically, write_rows
+from bitempered.experiments.files import read_rows, write_atomically, write_rows
 from bitempered.experiments.runs import commit
 
-HERE = Path(__file__).parent
+ROWS = Path(__file__).with_suffix(".jsonl")
 PEERS = {
     "pytorch_optimizer": "pytorch_optimizer.loss.bi_tempered",
     "pytorch_toolbelt": "pytorch_toolbelt.losses.bitempered_loss",
     "PyTorch port": "bi_tempered_loss_pytorch",
 }
+
+Row = dict[str, Any]
 
 
 class Contender:
@@ -198,37 +202,53 @@ def show(value: float | bool | str) -> str:
     return "NaN" if value != value else "0" if value == 0 else f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
-def main() -> None:
+def measure() -> list[Row]:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     them = contenders()
-    rows = []
+    rows: list[Row] = []
     for it in them:
-        row = {"contender": it.name, "version": it.version}
-        for column, _, measure in MEASURES:
-            row[column] = attempt(lambda measure=measure, it=it: measure(it))
+        row: Row = {"contender": it.name, "version": it.version}
+        for column, _, measured in MEASURES:
+            row[column] = attempt(lambda measured=measured, it=it: measured(it))
         rows.append(row)
         print(json.dumps(row))
-    lines = [(column, line) for column, line, _ in MEASURES]
     for n, k, repeats in TIMES:
-        column = f"time_{n}x{k}"
-        lines.append((column, f"time of forward + backward, {n:,} × {k:,}, over cross_entropy"))
         ratios = times_cross_entropy(them, n, k, repeats)
         for row in rows:
-            row[column] = ratios[row["contender"]]
-        rows[0][f"{column}_compiled"] = ratios["bitempered, torch.compile"]
-        lines.append((f"{column}_compiled", "the same under torch.compile"))
+            row[f"time_{n}x{k}"] = ratios[row["contender"]]
+        rows[0][f"time_{n}x{k}_compiled"] = ratios["bitempered, torch.compile"]
     origin = {
         "commit": commit(),
         "date": date.today().isoformat(),
         "device": f"cpu {platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
     }
-    write_rows(HERE / "peers.jsonl", [{**row, **origin} for row in rows])
+    return [{**row, **origin} for row in rows]
+
+
+def page(rows: list[Row]) -> str:
+    lines = [(column, line) for column, line, _ in MEASURES]
+    for n, k, _ in TIMES:
+        lines.append((f"time_{n}x{k}", f"time of forward + backward, {n:,} × {k:,}, over cross_entropy"))
+        lines.append((f"time_{n}x{k}_compiled", "the same under torch.compile"))
     table = [["", *(row["contender"] for row in rows)], ["---"] * (len(rows) + 1)]
     table += [[line, *(show(row.get(column, "")) for row in rows)] for column, line in lines]
     text = "\n".join(f"| {' | '.join(line)} |" for line in table)
+    origin = rows[0]
     made = f"bitempered at {origin['commit']}, torch {origin['torch']}, {origin['device']}, {origin['date']}"
-    write_atomically(HERE / "peers.md", f"{text}\n\n{made}. Versions and unrounded figures: peers.jsonl.\n".encode())
+    return f"{text}\n\n{made}. Versions and unrounded figures: peers.jsonl.\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--render", action="store_true", help="write the page from the rows, without measuring")
+    if parser.parse_args().render:
+        rows = read_rows(ROWS)
+    else:
+        rows = measure()
+        write_rows(ROWS, rows)
+    text = page(rows)
+    write_atomically(ROWS.with_suffix(".md"), text.encode())
     print(text)
 
 

@@ -1,0 +1,142 @@
+"""The scripts in benchmarks/: what they compute, and that their committed pages are what their rows say."""
+
+import importlib.util
+import sys
+from fractions import Fraction
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+
+from bitempered import noise
+from bitempered.experiments.files import read_rows
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+def load(name):
+    specification = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def calibration():
+    pytest.importorskip("sklearn", minversion="1.8", reason="method='temperature'")
+    return load("calibration")
+
+
+@pytest.mark.parametrize("name", ["calibration", "collapse", "logistic_regression", "peers"])
+def test_committed_pages_are_rendered_from_their_rows(name, tmp_path, monkeypatch):
+    script = load(name)
+    rows = tmp_path / f"{name}.jsonl"
+    rows.write_bytes((FOLDER / rows.name).read_bytes())
+    monkeypatch.setattr(script, "ROWS", rows)
+    monkeypatch.setattr(script, "measure", lambda: pytest.fail("--render must not measure"))
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--render"])
+    script.main()
+    assert rows.with_suffix(".md").read_bytes() == (FOLDER / f"{name}.md").read_bytes()
+    assert rows.read_bytes() == (FOLDER / rows.name).read_bytes()
+
+
+def exact_calibration_error(p, y, bins):
+    """The definition in exact fractions: bin b holds the rows with a confidence in (b / bins, (b + 1) / bins]."""
+    total = Fraction(0)
+    for b in range(bins):
+        inside = [i for i, row in enumerate(p) if Fraction(b, bins) < Fraction(max(row)) <= Fraction(b + 1, bins)]
+        if inside:
+            accuracy = Fraction(sum(p[i][y[i]] == max(p[i]) for i in inside), len(inside))
+            confidence = sum(Fraction(max(p[i])) for i in inside) / len(inside)
+            total += Fraction(len(inside), len(p)) * abs(accuracy - confidence)
+    return float(total)
+
+
+@pytest.mark.parametrize("classes", [2, 10])  # confidences from 1/2 on, and in nearly all bins
+def test_the_calibration_error_is_that_of_its_definition(calibration, classes):
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.full(classes, 0.3), 400)
+    # Right with probability 0.7 at any confidence: too unsure in low bins, too sure in high ones; so bins count.
+    y = (p.argmax(axis=1) + (rng.random(400) < 0.3)) % classes
+    exact = exact_calibration_error(p.tolist(), y.tolist(), 15)
+    assert exact > 1e-3 + abs(np.mean(p.argmax(axis=1) == y) - p.max(axis=1).mean())
+    assert calibration.calibration_error(p, y) == pytest.approx(exact, abs=1e-12)  # rounding of 400 sums
+
+
+def test_calibration_error_of_known_cases(calibration):
+    sure = np.eye(3)[[0, 1, 2, 0]]
+    assert calibration.calibration_error(sure, np.array([0, 1, 2, 0])) == 0
+    assert calibration.calibration_error(sure, np.array([1, 2, 0, 1])) == 1
+    # Too sure and too unsure in one bin cancel out; in two bins they do not.
+    p, y = np.array([[0.9, 0.1], [0.6, 0.4]]), np.array([1, 0])
+    assert calibration.calibration_error(p, y, bins=1) == pytest.approx(0.25)
+    assert calibration.calibration_error(p, y, bins=5) == pytest.approx((0.9 + 0.4) / 2)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.4])
+def test_undoing_noise_inverts_the_noise_that_is_made(calibration, rate):
+    classes, n = 4, 60_000
+    moved = [noise.symmetric(np.full(n, c), rate, rng=np.random.default_rng(c), num_classes=classes) for c in range(4)]
+    kernel = np.array([np.bincount(labels, minlength=classes) / n for labels in moved])  # P(noisy label | label)
+    q = np.random.default_rng(0).dirichlet(np.ones(classes), 50)
+    # Shares of 60,000 draws are off by about 0.002, which the inverse divides by 1 - 0.4 * 4 / 3.
+    np.testing.assert_allclose(calibration.undo_noise(q @ kernel, rate), q, atol=0.02)
+
+
+def test_calibration_runs(calibration, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "ROWS", tmp_path / "calibration.jsonl")
+    monkeypatch.setattr(calibration, "MODELS", {"two epochs": {"max_iter": 2}})
+    monkeypatch.setattr(calibration, "NOISE", (0.0, 0.4))
+    monkeypatch.setattr(calibration, "SEEDS", (0,))
+    monkeypatch.setattr(sys, "argv", ["calibration.py"])
+    calibration.main()
+    rows = read_rows(tmp_path / "calibration.jsonl")
+    assert [(row["noise"], row["remedy"]) for row in rows] == [
+        (rate, remedy) for rate in (0.0, 0.4) for remedy in calibration.REMEDIES
+    ]
+    for row in rows:
+        assert 0 <= row["calibration_error"] <= 1
+        assert {"commit", "date", "device", "sklearn"} <= set(row)
+    assert "two epochs" in (tmp_path / "calibration.md").read_text()
+
+
+def test_the_rows_bear_out_the_advice_on_calibration(calibration):
+    rows = read_rows(FOLDER / "calibration.jsonl")
+    for rate in (0.2, 0.4):
+        for name in calibration.MODELS:
+            cell = [row for row in rows if (row["noise"], row["model"]) == (rate, name)]
+            by_remedy = {remedy: [row for row in cell if row["remedy"] == remedy] for remedy in calibration.REMEDIES}
+            error = {key: mean(row["calibration_error"] for row in cell) for key, cell in by_remedy.items()}
+            assert error["temperature"] < 0.5 * min(error[other] for other in error if other != "temperature")
+            assert error["noise undone"] < error["nothing"]
+            accuracy = {key: [row["accuracy"] for row in cell] for key, cell in by_remedy.items()}
+            assert accuracy["temperature"] == accuracy["noise undone"] == accuracy["nothing"]
+
+
+def test_collapse_runs_and_goes_on_from_its_rows(tmp_path, monkeypatch):
+    collapse = load("collapse")
+    monkeypatch.setattr(collapse, "ROWS", tmp_path / "collapse.jsonl")
+    for name, value in {"BOX": {3: 1.3}, "T1": (0.8,), "T2": (1.0, 1.2)}.items():
+        monkeypatch.setattr(collapse, name, value)
+    monkeypatch.setattr(collapse, "STRONGER", [(3, 1.3, (1.0, 0.1), ((0.8, 1.2),))])
+    monkeypatch.setattr(sys, "argv", ["collapse.py"])
+    collapse.main()
+    rows = read_rows(tmp_path / "collapse.jsonl")
+    assert len(rows) == 3 + 2
+    assert all(row["accuracy"] > 0.8 and row["never_predicted"] == 0 for row in rows)
+    text = (tmp_path / "collapse.md").read_text()
+    assert "Of 2 fits, 0 never predict one of the classes" in text
+    monkeypatch.setattr(collapse, "fit", lambda *_: pytest.fail("all rows are there"))
+    collapse.main()
+    assert (tmp_path / "collapse.md").read_text() == text
+
+
+def test_no_committed_fit_collapses_in_silence():
+    rows = read_rows(FOLDER / "collapse.jsonl")
+    assert {row["classes"] for row in rows} == {2, 3, 10, 30, 100}
+    assert not [row for row in rows if row["never_predicted"] and not row["warnings"]]
