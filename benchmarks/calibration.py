@@ -38,7 +38,7 @@ SEEDS = range(5)
 BINS = 15
 MODELS: dict[str, dict[str, Any]] = {
     "cross-entropy": {"t1": 1.0, "t2": 1.0},
-    'schedule="default"': {"schedule": "default", "rescale": False},
+    "default schedule": {},
     "(0.8, 1.2)": {"t1": 0.8, "t2": 1.2, "rescale": False},
 }
 REMEDIES = ("nothing", "sigmoid", "temperature", "noise undone")  # temperature needs scikit-learn 1.8

@@ -258,8 +258,8 @@ def estimators_markdown(rows: list[Row]) -> str:
 
 {grid(["data", "noise", *ESTIMATORS], estimator_lines(rows), ["---", "---", *["---:"] * 4])}
 
-Parameters are the defaults, except that both networks take batches of 32 and at most as many epochs as those above, and
-BiTemperedMLPClassifier has ``. BiTemperedLogisticRegression has t1 = 0.8, t2 = 1.2.
+Parameters are the defaults, except that both networks take batches of 32 and at most as many epochs as those above.
+BiTemperedMLPClassifier then follows the default schedule; BiTemperedLogisticRegression has t1 = 0.8, t2 = 1.2.
 
 {origin(rows)}, and scikit-learn {rows[0]["sklearn"]}.
 """
