@@ -69,9 +69,9 @@ class Audit:
     def systematic(self) -> list[tuple[Any, Any, float]]:
         """The pairs of classes that labels confuse far more often than by chance: (class, label, share of the class).
 
-        A pair counts if at least 5 % of the class have this label, at least 10 rows do, and it has more than 3 / (K + 1)
-        of the wrong labels of its class, about 3 times what it would have if they were spread over all others. With two
-        classes there is nothing to compare, and no pair counts. The most frequent comes first.
+        A pair counts if at least 5 % of the class and at least 10 rows have this label, and if it has more than
+        3 / (K + 1) of the wrong labels of its class: about 3 times what it would have if they were spread over all
+        others. With two classes there is nothing to compare, and no pair counts. The most frequent comes first.
         """
         wrong = self.confusion.copy()
         np.fill_diagonal(wrong, 0)
@@ -86,26 +86,27 @@ class Audit:
         """Say in words how many labels seem wrong and whether classes are confused, and what follows from it."""
         n, wrong = len(self.labels), int(self.wrong.sum())
         notes = [
-            f"About {self.noise_rate:.1%} of the {n:,} labels seem to be wrong; {wrong:,} of them count as wrong here, and "
-            "have another label suggested."
+            f"About {self.noise_rate:.1%} of the {n:,} labels seem to be wrong. {wrong:,} count as wrong here: they "
+            "have the highest scores, and another label is suggested."
         ]
         if pairs := self.systematic:
             named = "; ".join(f"{share:.0%} of class {a} are labelled {b}" for a, b, share in pairs[:5])
             rest = f"; and {len(pairs) - 5} more pairs" if len(pairs) > 5 else ""
             notes.append(
-                f"Classes are confused systematically: about {named}{rest}. Either these classes look alike, or whoever "
-                "labelled them makes the same mistake again and again. A model can learn such mistakes. Validation labels "
-                "that share them then prefer the model that has learnt them to a robust one: choose between models on "
-                "labels that were checked by hand."
+                f"Classes are confused systematically: about {named}{rest}. Either these classes look alike, or "
+                "whoever labelled them makes the same mistake again and again. A model can learn such mistakes, and "
+                "validation labels that share them then prefer it to a robust model: choose between models on labels "
+                "that were checked by hand."
             )
         return notes
 
-    def table(self, rows: int = 20) -> str:
-        """The worst labels as lines of text."""
+    def table(self, rows: int = 20, *, first: int = 0) -> str:
+        """The worst labels as lines of text. `first` is the number of the first row."""
         worst = self.order[:rows]
         head = ("row", "label", "suggested", "score")
         lines = [
-            (str(i), str(self.labels[i]), str(self.suggested[i]), f"{self.scores[i]:.3f}") for i in map(int, worst)
+            (str(first + i), str(self.labels[i]), str(self.suggested[i]), f"{self.scores[i]:.3f}")
+            for i in map(int, worst)
         ]
         widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
         return "\n".join(
@@ -215,8 +216,8 @@ def out_of_fold(
         if not 2 <= cv <= few:
             rare = classes[np.bincount(given).argmin()]
             raise ValueError(
-                f"cv must be from 2 to the number of rows of the rarest class, {few} of {rare!r}, got {cv}; use fewer folds "
-                "or leave out rare classes"
+                f"cv must be from 2 to the number of rows of the rarest class, {few} of {rare!r}, got {cv}; use fewer "
+                "folds or leave out rare classes"
             )
         cv = StratifiedKFold(int(cv), shuffle=True, random_state=0)
     folds = list(check_cv(cv, y, classifier=True).split(X, y))
@@ -228,7 +229,9 @@ def out_of_fold(
         times[test] += 1
         progress(done, len(folds))
     if not times.all():
-        raise ValueError(f"the splits of cv must cover all rows, but {np.count_nonzero(times == 0)} are in no test fold")
+        raise ValueError(
+            f"the splits of cv must cover all rows, but {np.count_nonzero(times == 0)} are in no test fold"
+        )
     probs /= times[:, None]
     return classes, given, probs
 
@@ -238,8 +241,8 @@ def _check(labels: ArrayLike, probs: Array) -> Array:
     given = np.asarray(labels)
     if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
         raise ValueError(
-            f"labels must be a one-dimensional array of class numbers, got shape {given.shape} and dtype {given.dtype}; "
-            "number other labels with np.unique(labels, return_inverse=True)"
+            f"labels must be a one-dimensional array of class numbers, got shape {given.shape} and dtype "
+            f"{given.dtype}; number other labels with np.unique(labels, return_inverse=True)"
         )
     if probs.ndim not in (2, 3) or not np.issubdtype(probs.dtype, np.floating):
         raise ValueError(
@@ -249,7 +252,8 @@ def _check(labels: ArrayLike, probs: Array) -> Array:
     n, classes = probs.shape[-2:]
     if len(given) != n or not probs.size or classes < 2:
         raise ValueError(
-            f"pred_probs must have a row for each of the {len(given)} labels and at least 2 classes, got shape {probs.shape}"
+            f"pred_probs must have a row for each of the {len(given)} labels and at least 2 classes, got shape "
+            f"{probs.shape}"
         )
     if given.min() < 0 or given.max() >= classes:
         raise ValueError(
