@@ -8,7 +8,7 @@ It needs the extra experiments, and cleanlab. Labels are made wrong in known way
 
 - cleanlab's two label quality scores, for out-of-fold probabilities of a network with cross-entropy;
 - margins of the logits, averaged over the epochs of one cross-entropy training on all rows (Pleiss et al., 2020);
-- `bitempered.audit` with the network of `bitempered audit`, on the same folds: once, and by the mean of three times.
+- `bitempered.audit` with the network of `bitempered audit`, on the same folds: once, and by the mean of two times.
 
 All networks have the same layers, optimiser, learning rate, batches and epochs. Goes on from benchmarks/audit.jsonl,
 which gets a row for each contender and draw of the noise, and writes the page benchmarks/audit.md.

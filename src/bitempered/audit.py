@@ -20,7 +20,7 @@ __all__ = ["Audit", "audit", "label_issues"]
 Array = NDArray[Any]
 
 SCORES = ("margin", "confidence")
-CHUNK = 2**22  # probabilities in memory at a time: 16 MiB of float32
+CHUNK = 2**20  # probabilities in memory at a time: 4 MiB of float32
 # A pair of classes is confused systematically if it has at least this share of its class, ...
 RATE = 0.05
 # ... this many labels, and this many times the share of the errors that each class would have by chance.
@@ -131,13 +131,14 @@ def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "marg
         "margin"        (1 - p_y + max_{k != y} p_k) / 2
         "confidence"     1 - p_y
 
-    Both are 1 if another class is certain. The margin is 1/2 where the label ties with another class, and is the better
-    one where some classes are confused with each other. The suggested class has the largest p; the label wins ties.
+    Both are 1 if another class is certain. The margin is 1/2 where the label ties with another class, and ranks better
+    where some classes are confused with each other. If wrong labels are spread evenly over all classes, confidence
+    ranks as well as any score can. The suggested class has the largest p; the label wins ties.
 
     The confusion is estimated by counting (Northcutt, Jiang, Chuang, 2021). A row belongs to class k with confidence if
     p_k is at least the mean of p_k over the rows labelled k. Each row counts for the likeliest of those classes, if
-    there is one, and the counts of each label are then scaled to its number of rows. A model that is often wrong makes
-    the estimate too large.
+    there is one, and the counts of each label are then scaled to its number of rows. Where classes overlap, the noise
+    rate is too large, even for the best of models by about half of its own error rate.
 
     Args:
         labels: (n,) class numbers from 0 to K - 1.
