@@ -112,7 +112,6 @@ def estimates(found: Any, clean: np.ndarray, labels: np.ndarray) -> Row:
         "noise_rate": found.noise_rate,
         "true_rate": float(np.mean(clean != labels)),
         "confusion_error": float(abs(found.confusion - truth).sum() / 2),
-        "pairs_named": len(found.systematic),
         "cleaned_right": float(np.mean(found.cleaned == clean)),
     }
 
@@ -215,7 +214,6 @@ def report(rows: list[Row]) -> str:
                 f"{100 * mean(pick(found, name, model, rate, 'true_rate')):.1f}",
                 spread([100 * v for v in pick(found, name, model, rate, "noise_rate")], 1),
                 spread([100 * v for v in pick(found, name, model, rate, "confusion_error")], 1),
-                f"{mean(pick(found, name, model, rate, 'pairs_named')):.1f}",
                 spread([100 * v for v in pick(found, name, model, rate, "cleaned_right")], 1),
             ]
             for model in MODELS
@@ -223,8 +221,8 @@ def report(rows: list[Row]) -> str:
             for name in [f"{OURS}, margin"]
             if pick(found, name, model, rate, "noise_rate")
         ]
-        head = ["", "wrong", "estimated", "misplaced in the confusion", "pairs named systematic", "right when cleaned"]
-        parts.append(f"## What `audit` estimates, {what}, % of rows\n\n{grid(head, lines, ['---', *['---:'] * 5])}\n")
+        head = ["", "wrong", "estimated", "misplaced in the confusion", "right when cleaned"]
+        parts.append(f"## What `audit` estimates, {what}, % of rows\n\n{grid(head, lines, ['---', *['---:'] * 4])}\n")
         seeds = {row["seed"] for row in found}
         parts.append(
             f"Mean ± sample standard deviation over {len(seeds)} draws of the noise. Class-dependent noise is a rate "

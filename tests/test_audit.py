@@ -236,7 +236,7 @@ def test_systematic_confusion_is_named():
     [
         (moved(6, 0.4, range(1, 6)) / 6, 1000),  # spread over all others
         (moved(2, 0.4, (1,)) / 2, 1000),  # two classes: nothing to compare
-        (moved(6, 0.03, (1,)) / 6, 100_000),  # rare
+        (moved(6, 0.08, (1,)) / 6, 100_000),  # rare
         (moved(6, 0.2, (1,)) / 6, 200),  # too few rows: 7 of each pair
     ],
 )

@@ -22,7 +22,7 @@ Array = NDArray[Any]
 SCORES = ("margin", "confidence")
 CHUNK = 2**20  # probabilities in memory at a time: 4 MiB of float32
 # A pair of classes is confused systematically if it has at least this share of its class, ...
-RATE = 0.05
+RATE = 0.1
 # ... this many labels, and this many times the share of the errors that each class would have by chance.
 LABELS, TIMES = 10, 3
 
@@ -62,14 +62,17 @@ class Audit:
 
     @property
     def cleaned(self) -> Array:
-        """(n,) the labels, with the suggested ones in place of those that count as wrong."""
+        """(n,) the labels, with the suggested ones in place of those that count as wrong.
+
+        If there are few wrong labels, the model may err more often than they do: look at the worst before you use it.
+        """
         return np.where(self.wrong, self.suggested, self.labels)
 
     @property
     def systematic(self) -> list[tuple[Any, Any, float]]:
         """The pairs of classes that labels confuse far more often than by chance: (class, label, share of the class).
 
-        A pair counts if at least 5 % of the class and at least 10 rows have this label, and if it has more than
+        A pair counts if at least 10 % of the class and at least 10 rows have this label, and if it has more than
         3 / (K + 1) of the wrong labels of its class: about 3 times what it would have if they were spread over all
         others. With two classes there is nothing to compare, and no pair counts. The most frequent comes first.
         """
@@ -87,7 +90,7 @@ class Audit:
         n, wrong = len(self.labels), int(self.wrong.sum())
         notes = [
             f"About {self.noise_rate:.1%} of the {n:,} labels seem to be wrong. {wrong:,} count as wrong here: they "
-            "have the highest scores, and another label is suggested."
+            "have the highest scores, and another label is suggested. Where the model errs, they are right."
         ]
         if pairs := self.systematic:
             named = "; ".join(f"{share:.0%} of class {a} are labelled {b}" for a, b, share in pairs[:5])

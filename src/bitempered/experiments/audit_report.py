@@ -88,7 +88,7 @@ def page(audited: Audited) -> str:
 <div class="figures">
 <div><b>{len(wrong):,}</b> labels</div>
 <div><b>{len(found.classes):,}</b> classes</div>
-<div><b>{found.noise_rate:.1%}</b> estimated to be wrong</div>
+<div><b>{found.noise_rate:.1%}</b> seem to be wrong</div>
 </div>
 {notes}
 <p class="soft">{escape(audited.how)} 1 means: surely wrong.
