@@ -90,7 +90,7 @@ class Audit:
         n, wrong = len(self.labels), int(self.wrong.sum())
         notes = [
             f"About {self.noise_rate:.1%} of the {n:,} labels seem to be wrong. {wrong:,} count as wrong here: they "
-            "have the highest scores, and another label is suggested. Where the model errs, they are right."
+            "have the highest scores, and another label is suggested. The model errs too, so some are right."
         ]
         if pairs := self.systematic:
             named = "; ".join(f"{share:.0%} of class {a} are labelled {b}" for a, b, share in pairs[:5])
