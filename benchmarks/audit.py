@@ -223,9 +223,10 @@ def report(rows: list[Row]) -> str:
         ]
         head = ["", "wrong", "estimated", "misplaced in the confusion", "right when cleaned"]
         parts.append(f"## What `audit` estimates, {what}, % of rows\n\n{grid(head, lines, ['---', *['---:'] * 4])}\n")
-        seeds = {row["seed"] for row in found}
+        draws = {len(pick(found, CONTENDERS[0], *case, "auroc")) for case in cases}
+        number = f"{max(draws)}" if len(draws) == 1 else f"{min(draws)} to {max(draws)} (unfinished)"
         parts.append(
-            f"Mean ± sample standard deviation over {len(seeds)} draws of the noise. Class-dependent noise is a rate "
+            f"Mean ± sample standard deviation over {number} draws of the noise. Class-dependent noise is a rate "
             f"of some classes ({', '.join(f'{a} to {b}' for a, b in MISTAKEN.items())}), half as much of all labels. "
             f"Same folds, layers, optimiser and {audits.EPOCHS} epochs for all. The margins over epochs are of one "
             f"training on all rows, and `{OURS}, margin, {REPEATS} times` takes {REPEATS} times as long as once.\n"
@@ -244,7 +245,11 @@ def report(rows: list[Row]) -> str:
             for row in sizes
         ]
         head = ["float32 probabilities", "", "seconds", "peak memory, in sizes of the input"]
-        parts.append(f"## Memory\n\n{grid(head, lines, ['---', '---', '---:', '---:'])}\n")
+        parts.append(
+            f"## Memory\n\n{grid(head, lines, ['---', '---', '---:', '---:'])}\n\nPeak memory is of the whole process, "
+            "the probabilities included. `audit` is `label_issues`; cleanlab's is `find_label_issues`, ranked by "
+            "self-confidence, in one process.\n"
+        )
     last = rows[-1]
     commits = ", ".join(sorted({row["commit"] for row in rows}))
     parts.append(
