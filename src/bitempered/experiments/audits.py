@@ -18,7 +18,7 @@ from bitempered.audit import SCORES, Audit, label_issues, out_of_fold
 from bitempered.experiments.audit_report import Audited, Rows, page
 from bitempered.experiments.datasets import check, is_table, read_parts
 from bitempered.experiments.report import Pages
-from bitempered.experiments.sources import DataError, read_csv, read_parquet, read_table
+from bitempered.experiments.sources import DataError, as_text, read_csv, read_parquet, read_table
 from bitempered.sklearn import BiTemperedMLPClassifier
 
 __all__ = ["check_request", "classifier", "in_words", "pages", "read", "run", "worst"]
@@ -138,7 +138,9 @@ def cleaned_csv(audited: Audited, label_column: str) -> bytes:
     wrong, suggested = audited.found.wrong, audited.found.suggested
     if len(columns[label_column]) != len(wrong):
         raise DataError(f"{path} has changed since it was audited; run the same command again")
-    columns[label_column] = [suggested[i] if wrong[i] else given for i, given in enumerate(columns[label_column])]
+    columns[label_column] = [
+        suggested[i] if wrong[i] else as_text(given) for i, given in enumerate(columns[label_column])
+    ]
     return to_csv(list(columns), list(zip(*columns.values(), strict=True)))
 
 
