@@ -98,6 +98,13 @@ def test_a_model_that_knows_nothing_finds_nothing(dtype):
     np.testing.assert_allclose(found.scores, 0.5)
 
 
+def test_the_label_wins_ties_below_an_unsure_class():
+    probs = np.array([[0.3, 0.3, 0.4], [0.3, 0.3, 0.4], [0.05, 0.0, 0.95]])  # 0.4 is not confident for the last class
+    found = label_issues([0, 1, 2], probs)
+    np.testing.assert_allclose(found.confusion, np.eye(3) / 3)
+    assert found.suggested.tolist() == [2, 2, 2]
+
+
 def gaussian_classes(apart=3, classes=6, n=6000, seed=0):
     """Classes and the posterior of Gaussian classes on a circle, so many standard deviations from their neighbours."""
     rng = np.random.default_rng(seed)
