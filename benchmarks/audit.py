@@ -10,8 +10,9 @@ It needs the extra experiments, and cleanlab. Labels are made wrong in known way
 - margins of the logits, averaged over the epochs of one cross-entropy training on all rows (Pleiss et al., 2020);
 - `bitempered.audit` with the network of `bitempered audit`, on the same folds: once, and by the mean of two times.
 
-All networks have the same layers, optimiser, learning rate, batches and epochs. Goes on from benchmarks/audit.jsonl,
-which gets a row for each contender and draw of the noise, and writes the page benchmarks/audit.md.
+All networks have the same layers, optimiser, learning rate and batches. Cross-entropy trains for all epochs; the
+network of `audit` may stop once its temperatures have settled and its loss no longer falls. Goes on from
+benchmarks/audit.jsonl, which gets a row for each contender and draw of the noise, and writes the page benchmarks/audit.md.
 """
 
 import argparse
@@ -228,7 +229,9 @@ def report(rows: list[Row]) -> str:
         parts.append(
             f"Mean ± sample standard deviation over {number} draws of the noise. Class-dependent noise is a rate "
             f"of some classes ({', '.join(f'{a} to {b}' for a, b in MISTAKEN.items())}), half as much of all labels. "
-            f"Same folds, layers, optimiser and {audits.EPOCHS} epochs for all. The margins over epochs are of one "
+            f"Same folds, layers and optimiser for all; cross-entropy trains for {audits.EPOCHS} epochs, `audit` may "
+            "stop after half of them. Its settings were chosen while looking at digits with these draws of noise. "
+            "The margins over epochs are of one "
             f"training on all rows, and `{OURS}, margin, {REPEATS} times` takes {REPEATS} times as long as once.\n"
         )
     if sizes := [row for row in rows if row["part"] == "memory"]:
