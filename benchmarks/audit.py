@@ -12,7 +12,8 @@ It needs the extra experiments, and cleanlab. Labels are made wrong in known way
 
 All networks have the same layers, optimiser, learning rate and batches. Cross-entropy trains for all epochs; the
 network of `audit` may stop once its temperatures have settled and its loss no longer falls. Goes on from
-benchmarks/audit.jsonl, which gets a row for each contender and draw of the noise, and writes the page benchmarks/audit.md.
+benchmarks/audit.jsonl, which gets a row for each contender and draw of the noise, and writes the page
+benchmarks/audit.md.
 """
 
 import argparse
