@@ -21,6 +21,7 @@ ROOMS = {
     "noise": set(),
     "schedules": {"checks"},
     "diagnosis": set(),
+    "audit": set(),
     "kernels": {"checks"},
     "torch": ADAPTER | {"kernels"},
     "jax": ADAPTER,
@@ -29,7 +30,7 @@ ROOMS = {
     "sklearn": ADAPTER | {"schedules", "diagnosis"},
     "boosting": ADAPTER,
     "divergences": {"core", "checks"},
-    "experiments": {"core", "diagnosis", "kernels", "noise", "schedules", "torch"},
+    "experiments": {"audit", "core", "diagnosis", "kernels", "noise", "schedules", "sklearn", "torch"},
     "cli": {"experiments"},
     "__main__": {"cli"},
 }

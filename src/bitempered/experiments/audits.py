@@ -1,0 +1,150 @@
+"""What `bitempered audit` does: read a table or images, fit out of fold, and write what was found."""
+
+import csv
+import io
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import RepeatedStratifiedKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from bitempered.audit import SCORES, Audit, label_issues, out_of_fold
+from bitempered.experiments.audit_report import Audited, Rows, page
+from bitempered.experiments.datasets import check, is_table, read_parts
+from bitempered.experiments.report import Pages
+from bitempered.experiments.sources import DataError, as_text, read_csv, read_parquet, read_table
+from bitempered.sklearn import BiTemperedMLPClassifier
+
+__all__ = ["check_request", "classifier", "in_words", "pages", "read", "run", "worst"]
+
+FOLDS = 5
+EPOCHS = 100
+
+
+def check_request(dataset: str, score: str, repeats: int, label_column: str | None) -> None:
+    """Raise a ValueError if an option of the command line does not fit."""
+    check(dataset)
+    if label_column is not None and not is_table(dataset):
+        raise ValueError(f"--label-column is for tables; {dataset} has its own labels")
+    if score not in SCORES:
+        raise ValueError(f"--score must be one of {', '.join(SCORES)}, got {score!r}")
+    if repeats < 1:
+        raise ValueError(f"--repeats must be at least 1, got {repeats}")
+
+
+def read(dataset: str, label_column: str = "label", data_dir: Path | None = None) -> Rows:
+    """Read a table by its path, or the training rows of a registered data set, in their published order."""
+    check(dataset)
+    if is_table(dataset):
+        table = read_table(Path(dataset), label_column)
+        return Rows(dataset, table.features, table.labels, table.classes, table.columns)
+    if dataset == "digits":  # all of them, in scikit-learn's order
+        pixels, labels = load_digits(return_X_y=True)
+        images = (pixels.reshape(-1, 1, 8, 8) * (255 / 16)).round().astype(np.uint8)
+    else:
+        (images, labels), _ = read_parts(dataset, data_dir)
+    features = images.reshape(len(images), -1).astype(np.float32) / 255
+    return Rows(dataset, features, labels.astype(np.int64), [str(c) for c in range(labels.max() + 1)], [], images)
+
+
+def classifier(rows: int) -> BiTemperedMLPClassifier:
+    """Return the network that judges labels, for that many rows: cross-entropy at first, robust later.
+
+    Small tables get small batches, so that there are enough steps.
+    """
+    return BiTemperedMLPClassifier(max_iter=EPOCHS, batch_size=min(200, max(16, rows // 10)), random_state=0)
+
+
+def run(
+    rows: Rows, *, repeats: int = 1, score: str = "margin", progress: Callable[[int, int, str], None] | None = None
+) -> Audited:
+    """Audit the labels of some rows by `repeats` times 5 folds, or fewer where a class has fewer rows."""
+    counts = np.bincount(rows.labels, minlength=len(rows.classes))
+    if len(rows.classes) < 2:
+        raise DataError(f"{rows.name} must hold at least two classes, got {len(rows.classes)}")
+    if counts.min() < 2:
+        raise DataError(
+            f"{rows.name}: the class {rows.classes[counts.argmin()]!r:.80} has a single row, which no other row can "
+            "confirm; leave it out"
+        )
+    folds = int(min(FOLDS, counts.min()))
+    network: Any = classifier(len(rows.labels))
+    estimator = network if rows.images is not None else make_pipeline(StandardScaler(), network)
+
+    def tell(done: int, total: int) -> None:
+        if progress is not None:
+            progress(done, total, f"fold {done} of {total}")
+
+    cv = RepeatedStratifiedKFold(n_splits=folds, n_repeats=repeats, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the epochs are the length of the schedule
+        classes, given, probs = out_of_fold(estimator, rows.features, rows.labels, cv, tell)
+    found = label_issues(given, probs, score=score)
+    names = np.array(rows.classes)[classes]
+    named = Audit(
+        names[given], found.scores, names[found.suggested], found.order, found.confusion, found.noise_rate, names
+    )
+    again = f", {repeats} times over" if repeats > 1 else ""
+    how = (
+        f"Each label was judged by a network that was trained on other rows ({folds} folds{again}) with the "
+        f"bi-tempered loss and its default schedule. The score is the {score}."
+    )
+    return Audited(rows, named, how)
+
+
+def pages(audited: Audited, label_column: str) -> Pages:
+    """Return the files to write: the labels worst first, the page to look at, and a table with the labels suggested."""
+    files = {"audit.csv": ranked_csv(audited.found), "audit.html": page(audited).encode()}
+    if is_table(audited.rows.name):
+        files["cleaned.csv"] = cleaned_csv(audited, label_column)
+    return files
+
+
+def in_words(audited: Audited) -> list[str]:
+    """Return what was found as text for a terminal, in which nothing from a file can move the cursor."""
+    return [printable(note) for note in audited.found.notes()]
+
+
+def worst(audited: Audited) -> str:
+    """Return the worst labels as lines for a terminal, with rows numbered from 1."""
+    return "\n".join(printable(line) for line in audited.found.table(10, first=1).splitlines())
+
+
+def printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def ranked_csv(found: Audit) -> bytes:
+    """Return a line for each label, worst first. Rows are numbered from 1, as in messages about the table."""
+    wrong = found.wrong
+    return to_csv(
+        ["row", "label", "suggested", "score", "wrong"],
+        [[i + 1, found.labels[i], found.suggested[i], f"{found.scores[i]:.6f}", int(wrong[i])] for i in found.order],
+    )
+
+
+def cleaned_csv(audited: Audited, label_column: str) -> bytes:
+    """Return the table as it was read, but with the suggested label where the given one counts as wrong."""
+    path = Path(audited.rows.name)
+    columns = read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
+    wrong, suggested = audited.found.wrong, audited.found.suggested
+    if len(columns[label_column]) != len(wrong):
+        raise DataError(f"{path} has changed since it was audited; run the same command again")
+    columns[label_column] = [
+        suggested[i] if wrong[i] else as_text(given) for i, given in enumerate(columns[label_column])
+    ]
+    return to_csv(list(columns), list(zip(*columns.values(), strict=True)))
+
+
+def to_csv(head: list[str], lines: list[Any]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(lines)
+    return text.getvalue().encode()

@@ -1,0 +1,177 @@
+"""`bitempered audit`: its files, what a page may hold, and errors in one line."""
+
+import csv
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from experiment_cases import error_lines, invoke
+
+from bitempered import noise
+from bitempered.audit import SCORES, Audit
+from bitempered.experiments import audit_report, audits
+from bitempered.experiments.audit_report import Audited, Rows
+from bitempered.experiments.sources import read_table
+
+NAMES = ("<script>alert(1)</script>", 'a "quoted" & cie')
+
+
+@pytest.fixture(autouse=True)
+def _few_epochs(monkeypatch):
+    monkeypatch.setattr(audits, "EPOCHS", 20)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Two classes far apart, 100 rows, of which 10 are labelled wrong; names that a page must escape."""
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    rng = np.random.default_rng(0)
+    truth = np.arange(100) % 2
+    labels = noise.symmetric(truth, 0.1, rng=rng, num_classes=2)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["x<1>", "note", "y"])
+        writer.writerows([f"{8 * c + rng.normal():.3f}", "0007", NAMES[y]] for c, y in zip(truth, labels, strict=True))
+    return path, truth, labels
+
+
+def rows_of(path):
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def test_a_table(table, tmp_path):
+    path, truth, labels = table
+    done = invoke("audit", path, "--label-column", "y", "--out", tmp_path)
+    assert done.exit_code == 0, done.stderr
+    assert "10 count as wrong" in " ".join(done.stdout.split())
+    assert f"Written to {tmp_path}: audit.csv, audit.html, cleaned.csv" in done.stdout
+
+    ranked = rows_of(tmp_path / "audit.csv")
+    assert sorted(int(row["row"]) for row in ranked) == list(range(1, 101))
+    scores = [float(row["score"]) for row in ranked]
+    assert scores == sorted(scores, reverse=True)
+    found = {int(row["row"]) - 1 for row in ranked if row["wrong"] == "1"}
+    assert found == set(np.flatnonzero(truth != labels))
+    assert all(row["label"] == NAMES[labels[int(row["row"]) - 1]] for row in ranked)
+
+    # The cleaned table is the same but for those labels: the text of other columns stays as it was.
+    before, after = rows_of(path), rows_of(tmp_path / "cleaned.csv")
+    assert [row["y"] for row in after] == [NAMES[c] for c in truth]
+    assert [row | {"y": ""} for row in before] == [row | {"y": ""} for row in after]
+    np.testing.assert_array_equal(read_table(tmp_path / "cleaned.csv", "y").labels, truth)
+
+
+class Checker(HTMLParser):
+    """Collects tags, and everything that a page would load."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.loaded, self.text = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.loaded += [v for k, v in attrs if k in ("src", "href") and not v.startswith("#")]
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def checked(html):
+    page = Checker()
+    page.feed(html)
+    assert "script" not in page.tags
+    assert all(address.startswith("data:image/png;base64,") for address in page.loaded)
+    assert not re.search(r"https?:|url\(|@import", html)
+    assert "prefers-color-scheme: dark" in html
+    return page
+
+
+def test_the_page_of_a_table_escapes_everything(table, tmp_path):
+    path, _, _ = table
+    assert invoke("audit", path, "--label-column", "y", "--out", tmp_path).exit_code == 0
+    html = (tmp_path / "audit.html").read_text()
+    page = checked(html)
+    assert NAMES[0] in " ".join(page.text)  # as text
+    assert "x<1>" in page.text
+
+
+def test_images_are_pictures():
+    rng = np.random.default_rng(0)
+    digits = audits.read("digits")
+    assert digits.images.shape == (1797, 1, 8, 8)
+    few = replace(digits, features=digits.features[:400], labels=digits.labels[:400], images=digits.images[:400])
+    audited = audits.run(replace(few, labels=noise.symmetric(few.labels, 0.1, rng=rng, num_classes=10)))
+    pages = audits.pages(audited, "label")
+    assert set(pages) == {"audit.csv", "audit.html"}
+    page = checked(pages["audit.html"].decode())
+    assert page.tags.count("img") == len(page.loaded) == min(100, max(12, audited.found.wrong.sum()))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_picture_holds_its_image(channels):
+    import base64
+
+    from PIL import Image
+
+    image = np.random.default_rng(0).integers(0, 256, (channels, 4, 5), dtype=np.uint8)
+    content = base64.b64decode(audit_report.data_uri(image).removeprefix("data:image/png;base64,"))
+    found = np.asarray(Image.open(io.BytesIO(content)))
+    np.testing.assert_array_equal(found, image[0] if channels == 1 else image.transpose(1, 2, 0))
+
+
+def test_many_classes_get_a_list_of_pairs():
+    n, classes = 300, 30
+    names = np.array([f"class {c}" for c in range(classes)])
+    labels = names[np.arange(n) % classes]
+    confusion = np.eye(classes) / classes
+    confusion[3, 3], confusion[3, 7] = 0.5 / classes, 0.5 / classes
+    found = Audit(labels, np.zeros(n), labels, np.arange(n), confusion, 1 - np.trace(confusion), names)
+    rows = Rows("many", np.zeros((n, 2)), np.zeros(n, int), list(names), ["a", "b"])
+    html = audit_report.page(Audited(rows, found, "by hand"))
+    checked(html)
+    assert "<td>class 3</td><td>class 7</td><td>5</td><td>50%</td>" in html
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["nothing.csv"], 1, "cannot read nothing.csv"),
+        (["letters"], 2, "unknown dataset 'letters'"),
+        (["digits", "--label-column", "y"], 2, "--label-column is for tables"),
+        (["TABLE", "--score", "entropy"], 2, "--score must be one of margin, confidence"),
+        (["TABLE", "--repeats", "0"], 2, "--repeats must be at least 1"),
+        (["TABLE"], 1, "has no column 'label'; choose from: x<1>, note, y"),
+    ],
+)
+def test_errors_are_one_line(options, code, message, table, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoke("audit", *(str(table[0]) if option == "TABLE" else option for option in options))
+    assert done.exit_code == code
+    [line] = error_lines(done)
+    assert message in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [("aaaab", "the class 'b' has a single row"), ("aaaaa", "at least two classes, got 1")],
+)
+def test_labels_that_cannot_be_judged(labels, message, tmp_path):
+    (tmp_path / "t.csv").write_text("x,label\n" + "".join(f"{i},{label}\n" for i, label in enumerate(labels)))
+    done = invoke("audit", tmp_path / "t.csv", "--out", tmp_path / "out")
+    assert done.exit_code == 1
+    [line] = error_lines(done)
+    assert message in line
+
+
+def test_a_rare_class_gets_fewer_folds(tmp_path):
+    lines = [f"{i},{'rare' if i % 20 == 0 else 'a' if i % 2 else 'b'}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("x,label\n" + "\n".join(lines))
+    assert "(3 folds)" in audits.run(audits.read(str(tmp_path / "t.csv"))).how
+
+
+def test_help_names_the_scores():
+    assert all(score in invoke("audit", "--help").stdout for score in SCORES)
