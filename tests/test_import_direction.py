@@ -26,7 +26,8 @@ ROOMS = {
     "torch": BASE | {"encoding", "kernels"},
     "sklearn": BASE | {"encoding", "schedules", "diagnosis"},
     "divergences": BASE | {"encoding"},
-    "experiments": BASE | ADAPTERS | {"divergences", "encoding", "kernels", "noise", "schedules", "diagnosis"},
+    "tune": set(),
+    "experiments": BASE | ADAPTERS | {"divergences", "encoding", "kernels", "noise", "schedules", "diagnosis", "tune"},
     "cli": {"experiments"},
     "__main__": {"cli"},
 }

@@ -57,7 +57,19 @@ def imported_by(*statements):
 
 @pytest.mark.parametrize(
     "module",
-    ["", ".core", ".checks", ".encoding", ".noise", ".schedules", ".diagnosis", ".divergences", ".numpy", ".boosting"],
+    [
+        "",
+        ".core",
+        ".checks",
+        ".encoding",
+        ".noise",
+        ".schedules",
+        ".diagnosis",
+        ".divergences",
+        ".numpy",
+        ".boosting",
+        ".tune",
+    ],  # fmt: skip
 )
 def test_no_framework(module):
     assert imported_by(f"import bitempered{module}") == [set()]
