@@ -69,7 +69,7 @@ def imported_by(*statements):
         ".numpy",
         ".boosting",
         ".tune",
-    ],  # fmt: skip
+    ],
 )
 def test_no_framework(module):
     assert imported_by(f"import bitempered{module}") == [set()]

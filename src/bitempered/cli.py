@@ -240,10 +240,6 @@ def tune(
     tune.md, tune.csv (the trials), importance.png and contour.png.
     """
     try:
-        import optuna  # noqa: F401
-    except ModuleNotFoundError as missing:
-        fail(f'{missing}; this command needs the tune extra: pip install "bitempered[tune]"', 1)
-    try:
         from bitempered.experiments import report, tune_report
         from bitempered.experiments.recipes import tune as recipe
     except ModuleNotFoundError as missing:

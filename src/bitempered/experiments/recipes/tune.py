@@ -141,8 +141,11 @@ def run(
     request: Request, storage: str | Path, progress: Progress, *, device: str = "cpu", data: Dataset | None = None
 ) -> tuple[Recipe, tune.Tuned]:
     """Make the trials that the study lacks; return the best recipe and the study."""
-    import optuna
-    from sqlalchemy.exc import SQLAlchemyError
+    try:
+        import optuna
+        from sqlalchemy.exc import SQLAlchemyError
+    except ModuleNotFoundError as missing:
+        raise DataError(f'{missing}; this command needs the tune extra: pip install "bitempered[tune]"') from None
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     data = data or cells.read_data(request.comparison, request.data_dir)
