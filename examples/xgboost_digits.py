@@ -7,6 +7,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from bitempered import boosting
 from bitempered.boosting import xgboost_metric, xgboost_objective
 from bitempered.noise import symmetric
 from bitempered.numpy import tempered_softmax
@@ -46,10 +47,11 @@ def main(rounds: int = 50) -> tuple[np.ndarray, np.ndarray, float]:
     accuracy = float((probabilities.argmax(1) == y_test).mean())
     print(f"accuracy on clean test labels {accuracy:.1%} after {best[1]} rounds")
 
-    # The same through scikit-learn: predict is right as it is, predict_proba is the ordinary softmax again.
-    classifier = xgb.XGBClassifier(objective=xgboost_objective(T1, T2, 10), n_estimators=best[1], **params).fit(x, y)
+    # The same through scikit-learn. With our subclass of XGBoost's classifier predict_proba is the tempered softmax.
+    objective = xgboost_objective(T1, T2, 10)
+    classifier = boosting.XGBClassifier(objective=objective, n_estimators=best[1], **params).fit(x, y)
     print(f"through XGBClassifier {classifier.score(x_test, y_test):.1%}")
-    return probabilities, tempered_softmax(classifier.predict(x_test, output_margin=True), T2), accuracy
+    return probabilities, classifier.predict_proba(x_test), accuracy
 
 
 if __name__ == "__main__":

@@ -14,7 +14,10 @@ from cases import INDEX, LOGITS, PAIRS, error, exact_losses
 from rescale_cases import RESCALED, rescaled_losses
 from sklearn.base import clone
 from sklearn.datasets import load_iris
+from sklearn.model_selection import GridSearchCV
+from sklearn.utils.validation import has_fit_parameter
 
+import bitempered.boosting as boosting
 import bitempered.numpy as bt
 from bitempered.boosting import lightgbm_metric, lightgbm_objective, xgboost_metric, xgboost_objective
 
@@ -410,3 +413,120 @@ def test_rescaled_options_are_checked_when_made():
             make(0.8, 1.2, 3, rescale="yes")
         with pytest.raises(ValueError, match="more than 1e30 for 10 classes and t2 = 40"):
             make(0.8, 40.0, 10, rescale=True)
+
+
+# Our classifiers: the libraries' own, that know our objectives.
+
+
+def classifier(library, t1, t2, classes, **options):
+    if library == "xgboost":
+        objective = xgboost_objective(t1, t2, classes, rescale=options.pop("rescale", False))
+        return boosting.XGBClassifier(objective=objective, n_estimators=ROUNDS, **XGB | options)
+    objective = lightgbm_objective(t1, t2, classes, rescale=options.pop("rescale", False))
+    return boosting.LGBMClassifier(objective=objective, n_estimators=ROUNDS, **LGB | options)
+
+
+def raw_scores(library, model, x):
+    return model.predict(x, **({"output_margin": True} if library == "xgboost" else {"raw_score": True}))
+
+
+LIBRARIES = pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+
+
+@LIBRARIES
+@CLASSES
+@pytest.mark.parametrize("rescale", [False, True])
+def test_classifiers_predict_classes_and_tempered_probabilities(library, y, classes, rescale):
+    model = classifier(library, 0.5, 1.5, classes, rescale=rescale)
+    model = pickle.loads(pickle.dumps(clone(model).fit(X, y, sample_weight=WEIGHT)))
+    scores = raw_scores(library, model, X).astype(float) * (classes**0.5 if rescale else 1)
+    want = bt.tempered_softmax(scores, 1.5) if classes == 3 else bt.tempered_sigmoid(scores, 1.5)
+    got = model.predict_proba(X)
+    np.testing.assert_allclose(got if classes == 3 else got[:, 1], want, atol=1e-12)
+    np.testing.assert_allclose(got.sum(axis=1), 1, atol=1e-12)
+    np.testing.assert_array_equal(model.predict(X), got.argmax(axis=1))
+    assert model.score(X, y) > 0.95
+    assert has_fit_parameter(model, "sample_weight")
+
+
+@LIBRARIES
+def test_classifiers_in_a_grid_search(library):
+    """Temperatures and parameters together, by a score that needs probabilities."""
+    make = {"xgboost": xgboost_objective, "lightgbm": lightgbm_objective}[library]
+    grid = {"objective": [make(t1, 1.2, 3) for t1 in (0.5, 1.0)], "n_estimators": [1, ROUNDS]}
+    found = GridSearchCV(
+        classifier(library, 0.8, 1.2, 3), grid, cv=3, scoring=["accuracy", "neg_log_loss"], refit="accuracy"
+    )
+    found.fit(X, Y)
+    assert found.best_score_ > 0.9
+    assert np.isfinite(found.cv_results_["mean_test_neg_log_loss"]).all()
+    assert found.best_estimator_.predict_proba(X).shape == (150, 3)
+
+
+def test_lightgbm_names_its_classes():
+    names = np.array(["setosa", "versicolor", "virginica"])[Y]
+    model = classifier("lightgbm", 0.8, 1.2, 3).fit(X, names)
+    assert model.score(X, names) > 0.95
+    assert list(model.classes_) == ["setosa", "versicolor", "virginica"]
+
+
+@pytest.mark.filterwarnings("ignore:The argument 'eval_set' is deprecated")  # LightGBM 4.0 has no other
+@LIBRARIES
+@CLASSES
+def test_classifiers_stop_early_by_our_metric_alone(library, y, classes):
+    t, held = (0.8, 1.2, classes), {"eval_set": [(X[1::2], y[1::2])]}
+    if library == "xgboost":
+        model = classifier(library, *t, early_stopping_rounds=3).set_params(n_estimators=200)
+        model.fit(X[::2], y[::2], verbose=False, **held)
+        (history,), best, scores = (
+            model.evals_result().values(),
+            model.best_iteration,
+            raw_scores(library, model, X[1::2]),
+        )
+        assert model.eval_metric is None  # as it was given
+    else:
+        model = classifier(library, *t).set_params(n_estimators=200)
+        model.fit(X[::2], y[::2], callbacks=[lgb.early_stopping(3, verbose=False)], **held)
+        (history,), best, scores = (
+            model.evals_result_.values(),
+            model.best_iteration_ - 1,
+            raw_scores(library, model, X[1::2]),
+        )
+    assert list(history) == ["bi_tempered_loss"]
+    losses = history["bi_tempered_loss"]
+    assert best == int(np.argmin(losses)) < 199
+    logits = scores.astype(float) if classes == 3 else np.stack([np.zeros(len(scores)), scores], axis=1)
+    want = bt.bi_tempered_logistic_loss(logits, y[1::2], *t[:2]).mean()
+    assert losses[best] == pytest.approx(want, abs=2e-6)  # XGBoost hands on six digits
+
+
+@pytest.mark.filterwarnings("ignore:The argument 'eval_set' is deprecated")
+def test_classifiers_keep_metrics_that_are_asked_for():
+    model = classifier("lightgbm", 0.8, 1.2, 3, metric="multi_error").fit(X, Y, eval_set=[(X, Y)])
+    assert set(*model.evals_result_.values()) == {"multi_error", "bi_tempered_loss"}
+    model = classifier("lightgbm", 0.8, 1.2, 3).fit(X, Y, eval_set=[(X, Y)], eval_metric="multi_error")
+    assert set(*model.evals_result_.values()) == {"multi_error"}
+    model = classifier("xgboost", 0.8, 1.2, 3, eval_metric="merror").fit(X, Y, eval_set=[(X, Y)], verbose=False)
+    assert set(*model.evals_result().values()) == {"merror"}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "options"),
+    [(xgb.XGBClassifier, boosting.XGBClassifier, XGB), (lgb.LGBMClassifier, boosting.LGBMClassifier, LGB)],
+)
+@CLASSES
+def test_classifiers_with_another_objective_are_the_libraries_own(theirs, ours, options, y, classes):
+    model, same = (make(n_estimators=ROUNDS, **options).fit(X, y) for make in (ours, theirs))
+    np.testing.assert_array_equal(model.predict_proba(X), same.predict_proba(X))
+    np.testing.assert_array_equal(model.predict(X), same.predict(X))
+    assert model.get_params() == same.get_params()
+
+
+@pytest.mark.parametrize(("name", "library"), [("XGBClassifier", "xgboost"), ("LGBMClassifier", "lightgbm")])
+def test_classifiers_say_what_is_missing(name, library, monkeypatch):
+    monkeypatch.delitem(vars(boosting), name, raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ModuleNotFoundError, match=rf'{name} needs {library}: pip install "bitempered\[boosting\]"'):
+        getattr(boosting, name)
+    with pytest.raises(AttributeError, match="has no attribute 'CatBoostClassifier'"):
+        boosting.CatBoostClassifier  # noqa: B018

@@ -21,6 +21,7 @@ ROOMS = {
     "noise": set(),
     "schedules": {"checks"},
     "diagnosis": set(),
+    "tune": set(),
     "audit": set(),
     "kernels": {"checks"},
     "torch": ADAPTER | {"kernels"},
@@ -30,7 +31,7 @@ ROOMS = {
     "sklearn": ADAPTER | {"schedules", "diagnosis"},
     "boosting": ADAPTER,
     "divergences": {"core", "checks"},
-    "experiments": {"audit", "core", "diagnosis", "kernels", "noise", "schedules", "sklearn", "torch"},
+    "experiments": {"audit", "core", "diagnosis", "kernels", "noise", "schedules", "sklearn", "torch", "tune"},
     "cli": {"experiments"},
     "__main__": {"cli"},
 }

@@ -69,6 +69,7 @@ def imported_by(*statements):
         ".divergences",
         ".numpy",
         ".boosting",
+        ".tune",
     ],
 )
 def test_no_framework(module):

@@ -5,10 +5,22 @@ scikit-learn wrapper of their library. With a custom objective the libraries ret
 their own softmax: ask for the scores and apply `bitempered.numpy.tempered_softmax(scores, t2)`, or for two classes
 `tempered_sigmoid`, as examples/xgboost_digits.py and examples/lightgbm_digits.py do. With `rescale` multiply the scores
 by num_class^(t2-1) first.
+
+`LGBMClassifier` and `XGBClassifier` here are subclasses of the libraries' own that do this for our objectives:
+
+    from bitempered.boosting import LGBMClassifier, lightgbm_objective
+
+    model = LGBMClassifier(objective=lightgbm_objective(0.8, 1.2, num_class=10)).fit(x, y)
+
+`predict` returns classes and `predict_proba` the tempered softmax, so that `score` and GridSearchCV work. Without an
+`eval_metric` the evaluation sets are measured by our loss alone, and so is early stopping. To search temperatures, give
+GridSearchCV a list of objectives. With another objective they are the libraries' own classes.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from numbers import Integral
 from typing import Any
 
@@ -18,9 +30,16 @@ from numpy.typing import ArrayLike, NDArray
 from bitempered import core
 from bitempered.checks import check_indices, check_rescale, check_temperatures, value_range
 from bitempered.encoding import encode_classes, factors
-from bitempered.numpy import bi_tempered_logistic_loss, xp
+from bitempered.numpy import bi_tempered_logistic_loss, tempered_softmax, xp
 
-__all__ = ["lightgbm_metric", "lightgbm_objective", "xgboost_metric", "xgboost_objective"]
+__all__ = [  # the two classes are made when they are asked for, see __getattr__
+    "LGBMClassifier",  # noqa: F822
+    "XGBClassifier",  # noqa: F822
+    "lightgbm_metric",
+    "lightgbm_objective",
+    "xgboost_metric",
+    "xgboost_objective",
+]
 
 Array = NDArray[np.float64]
 
@@ -112,6 +131,7 @@ def lightgbm_metric(
 
 
 NAME = "bi_tempered_loss"  # of the metric, in the libraries' logs
+METRIC_PARAMETERS = {"metric", "metrics", "metric_types"}  # LightGBM's
 FLOOR = 1e-16  # of h over the largest gradient; XGBoost's own, for binary:logistic: no leaf overflows float32
 
 
@@ -181,6 +201,18 @@ class _Objective(_Loss):
         gradient, h = w * gradient, w * np.maximum(inner * factor * h, FLOOR)
         return (gradient, h) if classes > 2 else (gradient[:, 1], h[:, 1])
 
+    def metric(self, kind: type[_Loss]) -> _Loss:
+        """The metric of the same loss."""
+        return kind(self.t1, self.t2, self.num_class, self.rescale)
+
+    def probabilities(self, scores: ArrayLike) -> Array:
+        """The probabilities (n, K) of scores (n, K), or (n) for two classes."""
+        a = np.asarray(scores, dtype=np.float64)
+        if self.num_class == 2:
+            a = np.stack((np.zeros(len(a)), a), axis=1)
+        inner, _ = factors(self.rescale, int(self.num_class), self.t1, self.t2)
+        return np.asarray(tempered_softmax(inner * a, self.t2))
+
 
 @dataclass(frozen=True)
 class _XGBoostMetric(_Loss):
@@ -204,3 +236,115 @@ def _gradient_and_curvature(a: Array, labels: NDArray[np.int64], t1: float, t2: 
         u, m = core.solve(a, t2, axis=1, xp=xp)
         at = core.state(u, m, t2, axis=1, xp=xp)
         return core.gradient(y, at, t1, t2, axis=1, xp=xp), core.curvature(at, t1, t2, axis=1, xp=xp)
+
+
+def __getattr__(name: str) -> Any:
+    """Make a classifier when it is asked for, and keep it: its base class needs the library."""
+    if name not in _CLASSIFIERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        made = _CLASSIFIERS[name]()
+    except ModuleNotFoundError as missing:
+        library = str(missing.name)
+        raise ModuleNotFoundError(
+            f'bitempered.boosting.{name} needs {library}: pip install "bitempered[boosting]"', name=library
+        ) from None
+    made.__qualname__ = name  # pickle finds it by this name
+    globals()[name] = made
+    return made
+
+
+def _lightgbm_classifier() -> Any:
+    import lightgbm
+
+    base: Any = lightgbm.LGBMClassifier
+
+    class LGBMClassifier(base):
+        __doc__ = base.__doc__
+
+        @wraps(base.fit)  # scikit-learn reads the signature
+        def fit(self, *args: Any, **kwargs: Any) -> Any:
+            given = inspect.signature(base.fit).bind(self, *args, **kwargs)
+            if isinstance(self.objective, _Objective) and given.arguments.get("eval_metric") is None:
+                given.arguments["eval_metric"] = self.objective.metric(_LightGBMMetric)
+            return super().fit(*given.args[1:], **given.kwargs)
+
+        def _process_params(self, stage: str) -> dict[str, Any]:
+            # Unless a parameter names a metric, LightGBM adds its own log-loss, which mistakes our scores for
+            # probabilities. There is no public way to leave it out except such a parameter.
+            params = super()._process_params(stage)
+            if isinstance(self.objective, _Objective) and not self.get_params().keys() & METRIC_PARAMETERS:
+                params["metric"] = "None"
+            return params
+
+        def predict(
+            self,
+            X: Any,
+            raw_score: bool = False,
+            start_iteration: int = 0,
+            num_iteration: int | None = None,
+            pred_leaf: bool = False,
+            pred_contrib: bool = False,
+            validate_features: bool = False,
+            **kwargs: Any,
+        ) -> Any:
+            rest = (start_iteration, num_iteration, pred_leaf, pred_contrib, validate_features)
+            if raw_score or pred_leaf or pred_contrib or not isinstance(self.objective_, _Objective):
+                return super().predict(X, raw_score, *rest, **kwargs)
+            return self.classes_[self.predict_proba(X, False, *rest, **kwargs).argmax(axis=1)]
+
+        def predict_proba(
+            self,
+            X: Any,
+            raw_score: bool = False,
+            start_iteration: int = 0,
+            num_iteration: int | None = None,
+            pred_leaf: bool = False,
+            pred_contrib: bool = False,
+            validate_features: bool = False,
+            **kwargs: Any,
+        ) -> Any:
+            ours = isinstance(self.objective_, _Objective) and not (raw_score or pred_leaf or pred_contrib)
+            rest = (start_iteration, num_iteration, pred_leaf, pred_contrib, validate_features)
+            found = super().predict_proba(X, raw_score or ours, *rest, **kwargs)
+            return self.objective_.probabilities(found) if ours else found
+
+    return LGBMClassifier
+
+
+def _xgboost_classifier() -> Any:
+    import xgboost
+
+    base: Any = xgboost.XGBClassifier
+
+    class XGBClassifier(base):
+        __doc__ = base.__doc__
+        eval_metric: Any
+
+        def get_xgb_params(self) -> dict[str, Any]:
+            # XGBoost would add the log-loss of its own softmax.
+            ours = isinstance(self.objective, _Objective) and (self.eval_metric is None or callable(self.eval_metric))
+            return super().get_xgb_params() | ({"disable_default_eval_metric": True} if ours else {})
+
+        @wraps(base.fit)
+        def fit(self, *args: Any, **kwargs: Any) -> Any:
+            given = self.eval_metric
+            try:
+                if isinstance(self.objective, _Objective) and given is None:
+                    self.eval_metric = self.objective.metric(_XGBoostMetric)
+                return super().fit(*args, **kwargs)
+            finally:
+                self.eval_metric = given
+
+        @wraps(base.predict_proba)
+        def predict_proba(self, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(self.objective, _Objective):
+                return super().predict_proba(*args, **kwargs)
+            given = inspect.signature(base.predict_proba).bind(self, *args, **kwargs).arguments
+            options = {name: value for name, value in given.items() if name not in ("self", "X")}
+            return self.objective.probabilities(self.predict(given["X"], output_margin=True, **options))
+
+    return XGBClassifier
+
+
+_CLASSIFIERS = {"LGBMClassifier": _lightgbm_classifier, "XGBClassifier": _xgboost_classifier}

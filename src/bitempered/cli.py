@@ -47,6 +47,7 @@ def bitempered(
 
 
 DATA_DIR = typer.Option(help="Folder with the data set's files; without it they are downloaded, except ImageNet.")
+LABEL_COLUMN = typer.Option(help="The column of a table that holds the labels; without it, label.")
 DEVICE = typer.Option(help="Where to train: cpu or cuda. Without it, cuda if there is one.")
 
 
@@ -64,9 +65,10 @@ def compare(
         str,
         typer.Option(
             help="Separated by commas: logistic (cross-entropy), gce:q (generalized cross-entropy), bi-tempered (with "
-            "its default recipe), bi-tempered:t1:t2, tsallis:t1:t2, t-logistic:t, sce:alpha:beta, mae. @ fixes a rate, "
-            "as in mae@0.01; an unknown name lists all. By default logistic, gce:0.7, bi-tempered, "
-            "bi-tempered:0.8:1.2.",
+            "its default recipe), bi-tempered:t1:t2, tsallis:t1:t2, t-logistic:t, sce:alpha:beta, mae. After the "
+            "numbers, anneal=BEGIN..FINISH moves the temperatures from (1, 1) between two epochs, and smoothing=0.1 "
+            "smooths the labels, as in bi-tempered:0.5:1.5:anneal=15..75:smoothing=0.1. @ fixes a rate, as in "
+            "mae@0.01; an unknown name lists all. By default logistic, gce:0.7, bi-tempered, bi-tempered:0.8:1.2.",
             show_default=False,
         ),
     ] = "logistic,gce:0.7,bi-tempered,bi-tempered:0.8:1.2",
@@ -104,9 +106,10 @@ def compare(
             "four that suit the optimiser."
         ),
     ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="The column of a table that holds the labels; without it, label.")
+    weight_decay: Annotated[
+        float | None, typer.Option(help="For every loss; without it, what suits the data set.")
     ] = None,
+    label_column: Annotated[str | None, LABEL_COLUMN] = None,
     test: Annotated[
         Path | None,
         typer.Option(
@@ -160,7 +163,7 @@ def compare(
         request = recipe.request(
             dataset, contenders, None if noise is None else numbers("noise", noise), seeds, epochs,
             None if rates is None else numbers("rates", rates), noise_model, label_column, network,
-            None if test is None else str(test), data_dir,
+            None if test is None else str(test), data_dir, weight_decay,
         )  # fmt: skip
     except ValueError as error:
         fail(str(error), 2)
@@ -182,6 +185,91 @@ def compare(
             print(textwrap.fill(note, min(console.width, 100), subsequent_indent="  ", break_on_hyphens=False))
         trained = "compare.jsonl and search" if tried else "compare.jsonl"
         print(f"Written to {out}: compare.md, compare.csv, compare.png; {trained} (delete to train again)")
+
+
+@app.command()
+def tune(
+    dataset: Annotated[
+        str,
+        typer.Option(
+            help="digits, mnist, fashion-mnist, cifar100 (an unknown name lists all), or the path of a .csv or "
+            ".parquet file."
+        ),
+    ] = "digits",
+    loss: Annotated[str, typer.Option(help="bi-tempered, or logistic (cross-entropy).")] = "bi-tempered",
+    trials: Annotated[int, typer.Option(help="Settings to try, those of earlier and other processes included.")] = 50,
+    noise: Annotated[
+        float | None,
+        typer.Option(
+            help="Fraction of labels to make wrong. Without it, none in a table of your own, and 0.4 in other data."
+        ),
+    ] = None,
+    noise_model: Annotated[
+        str, typer.Option(help="symmetric (over the other classes), symmetric-all, pair-flip, or human (cifar100).")
+    ] = "symmetric",
+    clean: Annotated[
+        str | None,
+        typer.Option(
+            help="Score trials on a few clean labels instead of the noisy validation labels: a number of rows, or for "
+            "a table of your own a second one with the same columns."
+        ),
+    ] = None,
+    network: Annotated[str | None, typer.Option(help="As for compare; without it, what suits the data set.")] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each trial; its score is their mean.")] = 1,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the training rows; without it, what suits the data set.")
+    ] = None,
+    label_column: Annotated[str | None, LABEL_COLUMN] = None,
+    data_dir: Annotated[Path | None, DATA_DIR] = None,
+    device: Annotated[str | None, DEVICE] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="A file for SQLite or a URL of Optuna for the study; without it, study.db in the folder."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the study and the pages; without it results/tune-NAME.")
+    ] = None,
+) -> None:
+    """Search temperatures, schedule, learning rate, weight decay and label smoothing together, by Optuna.
+
+    A trial trains the network once (or --seeds times). Its score is the accuracy
+    on validation labels, which are as noisy as the training labels, at the last
+    and the best epoch together; test labels are not looked at. With --clean it
+    is the accuracy on a few clean labels. Hopeless trials are pruned. The search
+    begins with the default recipe and with cross-entropy.
+
+    The study is kept in a SQLite file: if it is stopped or killed, the same
+    command goes on, and any number of processes that run the same command
+    share the trials.
+
+    Prints the best recipe as a command, which tests it, and as Python. Writes
+    tune.md, tune.csv (the trials), importance.png and contour.png.
+    """
+    try:
+        from bitempered.experiments import report, tune_report
+        from bitempered.experiments.recipes import tune as recipe
+    except ModuleNotFoundError as missing:
+        fail(f"{missing}; {NEEDS}", 1)
+
+    try:
+        request = recipe.request(
+            dataset, loss, noise, trials, seeds, epochs, noise_model, label_column, network, clean, data_dir
+        )
+    except ValueError as error:
+        fail(str(error), 2)
+    device = choose_device(device)
+    out = out or Path(f"results/tune-{Path(dataset).stem}")
+    with clear_errors(out, "the finished trials are kept: run the same command to continue"):
+        with progress_bar() as progress:
+            best, found = recipe.run(request, storage or out / "study.db", progress, device=device)
+        command, python = recipe.command(request, best), recipe.python(request, best)
+        title = recipe.title(request)
+        report.write(out, tune_report.pages(title, found.study, command, python))
+    print(title)
+    shown = ", ".join(f"{name} {part:.0%}" for name, part in tune_report.importances(found.study).items())
+    print(f"Best of {request.trials} trials: {found.score:.2%}. Importance: {shown or 'too few trials'}")
+    print(f"\nTo train with it and test it:\n\n  {command}\n\nIn Python:\n\n{textwrap.indent(python, '  ')}\n")
+    print(f"Written to {out}: tune.md, tune.csv, importance.png, contour.png; the study is in {storage or 'study.db'}")
 
 
 # A paragraph for each figure or table.

@@ -37,8 +37,17 @@ __all__ = [
 ]
 
 NOISE = ("symmetric", "symmetric-all", "pair-flip", "class-dependent", "weak-model", "human")
-VARYING = ("noise", "loss", "numbers", "schedule", "rescale", "learning_rate", "seed")  # among runs of one comparison
-FIXED = ("dataset", "noise_model", "label_column", "test_file", "rows", *(field.name for field in fields(Training)))
+# Those that differ among the runs of one comparison, and those that do not.
+VARYING = ("noise", "loss", "numbers", "schedule", "rescale", "smoothing", "learning_rate", "seed")
+FIXED = (
+    "dataset",
+    "noise_model",
+    "label_column",
+    "test_file",
+    "rows",
+    "clean_rows",
+    *(f.name for f in fields(Training)),
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,7 @@ class Comparison:
     label_column: str = "label"
     rows: int | None = None  # use only this many of each part, the first ones
     test_file: str | None = None
+    clean_rows: int | None = None  # validate on this many rows with clean labels, instead of all with noisy ones
 
     def __post_init__(self) -> None:
         check(self.dataset)
@@ -85,6 +95,8 @@ class Comparison:
         rates = [cell.rate for cell in self.cells]
         if not all(0 < rate < math.inf for rate in rates):
             raise ValueError(f"learning rates must be positive and finite, got {list(dict.fromkeys(rates))}")
+        if self.clean_rows is not None and self.clean_rows < 1:
+            raise ValueError(f"the number of rows with clean labels must be at least 1, got {self.clean_rows}")
         if not self.seeds:
             raise ValueError("there must be at least one seed")
         if self.noise_model not in NOISE:
@@ -101,7 +113,7 @@ class Comparison:
         """Return what a run depends on, by the keys of its row."""
         return {
             "dataset": self.dataset, "noise_model": self.noise_model, "noise": cell.noise, **cell.loss.row(),
-            "learning_rate": cell.rate, "seed": seed, "rows": self.rows,
+            "learning_rate": cell.rate, "seed": seed, "rows": self.rows, "clean_rows": self.clean_rows,
             **({"label_column": self.label_column, "test_file": self.test_file} if is_table(self.dataset) else {}),
             **plain(self.training),
         }  # fmt: skip
@@ -124,6 +136,7 @@ def recipe_of(rows: list[Row]) -> Comparison:
         first["dataset"], Training(**values | {"stairs": tuple(first["stairs"])}),
         tuple(sorted(found, key=lambda cell: cell.noise)), tuple(sorted({row["seed"] for row in rows})),
         first["noise_model"], first.get("label_column", "label"), first["rows"], first.get("test_file"),
+        first.get("clean_rows"),
     )  # fmt: skip
 
 
@@ -209,14 +222,22 @@ def prepare(
     split, rows = data.split(seed), slice(recipe.rows)
     levels = dict.fromkeys(cell.noise for cell in recipe.cells)
     noisy = {level: corrupt(recipe, split, level, seed, data_dir) for level in levels}
+    train_part, validation_part, test = ((x[rows], y[rows]) for x, y in (split.train, split.validation, split.test))
+    if recipe.clean_rows is not None:
+        if recipe.clean_rows > len(validation_part[1]):
+            raise DataError(
+                f"{data.name} has {len(validation_part[1])} validation rows, not {recipe.clean_rows} clean ones"
+            )
+        validation_part = (validation_part[0][: recipe.clean_rows], validation_part[1][: recipe.clean_rows])
     members, runs = [], []
     for cell in recipe.cells:
         train, validation = (labels[rows] for labels in noisy[cell.noise])
+        if recipe.clean_rows is not None:
+            validation = validation_part[1]
         members.append(Member(cell.loss, cell.rate, train, validation))
         # The hash of the data set, then that of this run's labels.
         seen = f"{data.digest}-{fingerprint(train, validation)}"
         runs.append(identity(recipe.setting(cell, seed), seen))
-    train_part, validation_part, test = ((x[rows], y[rows]) for x, y in (split.train, split.validation, split.test))
     return Split(train_part, validation_part, test, split.num_classes, names=split.names), members, runs
 
 

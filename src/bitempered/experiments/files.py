@@ -27,7 +27,7 @@ __all__ = [
 WAIT_SECONDS = 0.05  # between two looks at a lock
 Row = dict[str, Any]  # one result, with everything it depends on
 # What rows without these names were made with.
-ADDED: Row = {"schedule": None, "rescale": False, "test_file": None, "clip": None}
+ADDED: Row = {"schedule": None, "rescale": False, "smoothing": 0.0, "test_file": None, "clip": None, "clean_rows": None}
 
 
 def value(row: Row, name: str) -> Any:

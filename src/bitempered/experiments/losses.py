@@ -1,7 +1,7 @@
 """The losses that experiments compare, by name."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -34,7 +34,8 @@ class Loss:
 
     With a `schedule`, a pair of epochs, the temperatures move from (1, 1) to `numbers` between the two, and `at` gives
     the loss of an epoch. `rescale` multiplies logits and loss by `core.scales`; as "logits", it divides the loss by the
-    factor of the logits, so that only their scale changes: K^(1 - t2) L(K^(t2 - 1) logits).
+    factor of the logits, so that only their scale changes: K^(1 - t2) L(K^(t2 - 1) logits). `smoothing` is that of the
+    labels.
 
     >>> Loss("bi-tempered", (0.5, 4.0))(torch.zeros(2, 10), torch.tensor([0, 3])).shape
     torch.Size([2])
@@ -46,6 +47,7 @@ class Loss:
     numbers: tuple[float, ...] = ()
     schedule: tuple[float, float] | None = None
     rescale: bool | str = False  # or "logits"
+    smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         if self.name not in LOSSES:
@@ -63,22 +65,46 @@ class Loss:
 
     @classmethod
     def parse(cls, text: str) -> "Loss":
-        """Parse a loss as written on the command line.
+        """Parse a loss as written on the command line: its name, its numbers, then `anneal` and `smoothing`.
 
         >>> Loss.parse("bi-tempered:0.5:4").numbers
         (0.5, 4.0)
+        >>> Loss.parse("bi-tempered:0.5:4:anneal=15..75:smoothing=0.1").schedule
+        (15.0, 75.0)
         """
-        name, *numbers = text.split(":")
+        name, *parts = text.split(":")
+        numbers = [part for part in parts if "=" not in part]
+        named = dict(part.split("=", 1) for part in parts if "=" in part)
         try:
-            return cls(name, tuple(float(number) for number in numbers))
-        except ValueError as error:
+            if unknown := named.keys() - {"anneal", "smoothing"}:
+                raise ValueError(f"unknown option {min(unknown)!r}; choose from: anneal=BEGIN..FINISH, smoothing=PART")
+            begin, _, finish = named.get("anneal", "").partition("..")
+            schedule = (float(begin), float(finish)) if "anneal" in named else None
+            smoothing = float(named.get("smoothing", 0))
+            return cls(name, tuple(float(number) for number in numbers), schedule, smoothing=smoothing)
+        except (ValueError, RuntimeError) as error:
             raise ValueError(f"cannot use the loss {text!r}: {error}") from None
+
+    @property
+    def text(self) -> str:
+        """The loss as `parse` takes it.
+
+        >>> Loss("bi-tempered", (0.5, 4.0), (15, 75), smoothing=0.1).text
+        'bi-tempered:0.5:4:anneal=15..75:smoothing=0.1'
+        """
+        parts = [self.name, *(f"{number:.15g}" for number in self.numbers)]
+        if self.schedule:
+            parts.append("anneal=" + "..".join(f"{epoch:.15g}" for epoch in self.schedule))
+        if self.smoothing:
+            parts.append(f"smoothing={self.smoothing:.15g}")
+        return ":".join(parts)
 
     @classmethod
     def of(cls, row: Row) -> "Loss":
         """Return the loss of a row of results."""
         schedule = value(row, "schedule")
-        return _made(row["loss"], tuple(row["numbers"]), schedule and tuple(schedule), value(row, "rescale"))
+        numbers, rescale, smoothing = tuple(row["numbers"]), value(row, "rescale"), value(row, "smoothing")
+        return _made(row["loss"], numbers, schedule and tuple(schedule), rescale, smoothing)
 
     def row(self) -> Row:
         """Return what a row says of the loss.
@@ -89,20 +115,22 @@ class Loss:
         """
         return {
             "loss": self.name, "numbers": list(self.numbers), "schedule": self.schedule and list(self.schedule),
-            "rescale": self.rescale,
+            "rescale": self.rescale, "smoothing": self.smoothing,
         }  # fmt: skip
 
     def __str__(self) -> str:
         numbers = f" ({', '.join(f'{number:g}' for number in self.numbers)})" if self.numbers else ""
         rescaled = {False: "", True: ", rescaled", "logits": ", logits rescaled"}[self.rescale]
-        return f"{self.name}{numbers}{', annealed' if self.schedule else ''}{rescaled}"
+        smoothed = f", smoothing {self.smoothing:g}" if self.smoothing else ""
+        return f"{self.name}{numbers}{', annealed' if self.schedule else ''}{rescaled}{smoothed}"
 
     def at(self, epoch: float) -> "Loss":
         """The loss of an epoch, counted from 0."""
         if self.schedule is None:
             return self
         (begin, finish), (t1, t2) = self.schedule, self.numbers
-        return Loss(self.name, anneal((1, 1), (t1, t2), begin=begin, finish=finish)(epoch), rescale=self.rescale)
+        now = anneal((1, 1), (t1, t2), begin=begin, finish=finish)(epoch)
+        return replace(self, numbers=now, schedule=None)
 
     def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
         """The loss of each row of logits `(n, classes)`."""
@@ -110,6 +138,8 @@ class Loss:
             raise ValueError(f"{self} has other temperatures in each epoch; call at(epoch) first")
         function, names = LOSSES[self.name]
         options = dict(zip(names, self.numbers, strict=True))
+        if self.smoothing:
+            options["label_smoothing"] = self.smoothing
         if not self.rescale:
             return function(logits, target, **options, reduction="none")
         before, after = scales(logits.shape[-1], *self.numbers)

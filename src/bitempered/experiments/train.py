@@ -63,6 +63,8 @@ class Training:
         for name in ("epochs", "batch_size", "width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be a finite number >= 0, got {self.weight_decay}")
         if self.width != WIDTH and not NETWORKS[self.network].has_width:
             raise ValueError(f"{self.network} has a width of its own; leave out the width, got {self.width}")
 

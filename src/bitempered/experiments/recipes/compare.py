@@ -86,6 +86,7 @@ def request(
     network: str | None = None,
     test_file: str | None = None,
     data_dir: Path | None = None,
+    weight_decay: float | None = None,
 ) -> Request:
     """Return what to compare; a ValueError says what is wrong with it.
 
@@ -108,6 +109,8 @@ def request(
             training = replace(training, augment=False)  # it is for images
     if epochs is not None:
         training = replace(training, epochs=epochs, steps=None)
+    if weight_decay is not None:
+        training = replace(training, weight_decay=weight_decay)
     if noise_model == "human" and levels is not None:
         raise ValueError("human labels have their own noise: leave --noise out")
     if levels is None:

@@ -23,7 +23,8 @@ from bitempered.experiments.streams import Cifar100, Protocol, Setting, run
 
 __all__ = ["PROTOCOLS", "SETTINGS", "markdown", "plan", "render"]
 
-VARYING = ("noise", "loss", "numbers", "schedule", "rescale", "seed", "held_out")  # among the runs of a protocol
+# Those that differ among the runs of a protocol.
+VARYING = ("noise", "loss", "numbers", "schedule", "rescale", "smoothing", "seed", "held_out")
 PROTOCOLS = {
     "a": Protocol("a", "symmetric", 200, 1e-5, rotation=20, clip=5, measure_every=5),
     "b": Protocol("b", "human", 100, 5e-4, stairs=(0.6,)),

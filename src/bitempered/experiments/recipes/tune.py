@@ -1,0 +1,266 @@
+"""The recipe behind `bitempered tune`: temperatures, schedule, rate, decay and smoothing searched together.
+
+A trial trains one network for each seed of the search. Its score is the accuracy on validation labels, which are as
+noisy as the training labels unless a few clean ones are given. As in `compare`, the last epoch and the best one count
+alike. Test labels are not looked at.
+"""
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from bitempered import tune
+from bitempered.experiments import cells
+from bitempered.experiments.cells import Cell, Comparison
+from bitempered.experiments.data import Dataset
+from bitempered.experiments.datasets import is_table
+from bitempered.experiments.losses import Loss
+from bitempered.experiments.networks import NETWORKS
+from bitempered.experiments.recipes import compare
+from bitempered.experiments.runs import Progress, Row, one_thread
+from bitempered.experiments.sources import DataError
+from bitempered.experiments.train import train
+
+__all__ = ["LOSSES", "Recipe", "Request", "command", "python", "request", "run", "title"]
+
+LOSSES = ("bi-tempered", "logistic")
+SEARCH_SEED = 100  # the first; none of those that results use
+# By optimiser: where rates are searched, and the rate to begin with.
+RATES = {"adam": (3e-5, 1e-2, "log"), "adadelta": (0.03, 10.0, "log"), "sgd": (1e-3, 0.3, "log")}
+START = {"adam": 1e-3, "adadelta": 1.0, "sgd": 0.05}
+PRUNE_FROM = 1 / 3  # of a run: before, accuracy says little
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A loss with its learning rate and weight decay."""
+
+    loss: Loss
+    rate: float
+    decay: float
+
+    @classmethod
+    def of(cls, settings: dict[str, Any], epochs: int) -> "Recipe":
+        """Return the recipe of settings, in as many digits as are printed: so what is printed is what was trained."""
+        smoothing = round(settings["smoothing"], 3)
+        if "t1" in settings:
+            schedule = settings["schedule"]
+            if schedule is not None:
+                schedule = tuple(round(fraction * epochs, 1) for fraction in schedule)
+            numbers = (round(settings["t1"], 3), round(settings["t2"], 3))
+            loss = Loss("bi-tempered", numbers, schedule, smoothing=smoothing)
+        else:
+            loss = Loss("logistic", smoothing=smoothing)
+        return cls(loss, float(f"{settings['rate']:.3g}"), float(f"{settings['decay']:.2g}"))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to search; the comparison's only cell has the noise level, its loss and rate are open."""
+
+    comparison: Comparison
+    loss: str = "bi-tempered"
+    trials: int = 50
+    clean_file: str | None = None  # a table with clean labels to validate on; it takes the place of test rows
+    data_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise ValueError(f"unknown loss {self.loss!r}; choose from: {', '.join(LOSSES)}")
+        if self.trials < 1:
+            raise ValueError(f"trials must be at least 1, got {self.trials}")
+
+    @property
+    def noise(self) -> float:
+        return self.comparison.cells[0].noise
+
+    def setting(self) -> Row:
+        """Return what the score of a trial depends on, except its settings."""
+        open_ = ("learning_rate", "numbers", "schedule", "rescale", "smoothing", "weight_decay", "seed")
+        row = self.comparison.setting(self.comparison.cells[0], 0) | {"loss": self.loss, "clean_file": self.clean_file}
+        return {name: value for name, value in row.items() if name not in open_} | {
+            "seeds": list(self.comparison.seeds)
+        }
+
+    @property
+    def study(self) -> str:
+        """The name of the study in its storage."""
+        clean = f"-{self.comparison.clean_rows or 'file'}-clean" if self.validates_on_clean_labels else ""
+        return f"{Path(self.comparison.dataset).stem}-{self.noise:g}-{self.loss}{clean}"
+
+    @property
+    def validates_on_clean_labels(self) -> bool:
+        return self.comparison.clean_rows is not None or self.clean_file is not None
+
+
+def request(
+    dataset: str = "digits",
+    loss: str = "bi-tempered",
+    noise: float | None = None,
+    trials: int = 50,
+    seeds: int = 1,
+    epochs: int | None = None,
+    noise_model: str = "symmetric",
+    label_column: str | None = None,
+    network: str | None = None,
+    clean: str | None = None,
+    data_dir: Path | None = None,
+) -> Request:
+    """Return what to search; a ValueError says what is wrong with it.
+
+    Without `noise`, a table's labels are left as they are, and other data get 40 % of wrong labels. `clean` is a number
+    of rows, or for a table the path of another with clean labels.
+    """
+    if noise is None and noise_model != "human" and not is_table(dataset):
+        noise = 0.4
+    levels = None if noise is None else (noise,)
+    asked = compare.request(
+        dataset, (compare.Contender(Loss("logistic")),), levels, seeds, epochs, None, noise_model, label_column,
+        network, None, data_dir,
+    )  # fmt: skip
+    clean_rows = clean_file = None
+    if clean is not None and is_table(dataset):
+        if not is_table(clean):
+            raise ValueError(f"--clean must be a table with clean labels, a path in .csv or .parquet; got {clean!r}")
+        clean_file = clean
+    elif clean is not None:
+        if not clean.isdigit():
+            raise ValueError(f"--clean must be a number of rows of {dataset}, got {clean!r}")
+        clean_rows = int(clean)
+    seeds_ = tuple(range(SEARCH_SEED, SEARCH_SEED + seeds))
+    comparison = replace(
+        asked.comparison, cells=asked.comparison.cells[:1], seeds=seeds_, clean_rows=clean_rows, test_file=clean_file
+    )
+    return Request(comparison, loss, trials, clean_file, data_dir)
+
+
+def run(
+    request: Request, storage: str | Path, progress: Progress, *, device: str = "cpu", data: Dataset | None = None
+) -> tuple[Recipe, tune.Tuned]:
+    """Make the trials that the study lacks; return the best recipe and the study."""
+    try:
+        import optuna
+        from sqlalchemy.exc import SQLAlchemyError
+    except ModuleNotFoundError as missing:
+        raise DataError(f'{missing}; this command needs the tune extra: pip install "bitempered[tune]"') from None
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    data = data or cells.read_data(request.comparison, request.data_dir)
+    training, epochs = request.comparison.training, request.comparison.epochs(data)
+    start = {"rate": START[training.optimizer], "decay": tune.SPACE["decay"][0], "smoothing": 0.0}
+    first = [start]
+    if request.loss == "bi-tempered":
+        default = compare.default_recipe(data.num_classes, epochs)
+        schedule = default.schedule and tuple(epoch / epochs for epoch in default.schedule)
+        t1, t2 = default.numbers
+        first = [start | {"t1": t1, "t2": t2, "schedule": schedule}, start | {"t1": 1.0, "t2": 1.0, "schedule": None}]
+    if "://" not in str(storage):
+        Path(storage).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        # Layers this small gain nothing from a second thread, see `cells.run`.
+        with one_thread(device == "cpu" and NETWORKS[training.network].flat):
+            found = tune.tune(
+                objective(request, data, epochs, device), trials=request.trials, storage=storage, name=request.study,
+                space={"rate": RATES[training.optimizer]}, first=first, progress=progress,
+                about=request.setting() | {"data": data.digest},
+            )  # fmt: skip
+    except tune.OtherStudy as error:
+        raise DataError(str(error)) from error
+    except SQLAlchemyError as error:
+        raise DataError(f"cannot use the storage {storage}: {str(error).splitlines()[0]}") from error
+    return Recipe.of(found.best, epochs), found
+
+
+def objective(request: Request, data: Dataset, epochs: int, device: str) -> Callable[..., float]:
+    """Return the function to maximise, with the settings of the loss as its arguments."""
+    comparison = request.comparison
+
+    def score(recipe: Recipe, report: Callable[[int, float], None]) -> float:
+        training = replace(comparison.training, weight_decay=recipe.decay)
+        trial = replace(comparison, training=training, cells=(Cell(recipe.loss, request.noise, recipe.rate),))
+        scores: list[float] = []
+        for place, seed in enumerate(comparison.seeds):
+            split, members, _ = cells.prepare(trial, data, seed, request.data_dir)
+            if request.clean_file is not None:  # it has been read in the place of test rows
+                split, members = replace(split, validation=split.test), [replace(members[0], validation=split.test[1])]
+            accuracies: list[float] = []
+
+            def on_epoch(epoch: int, metrics: Row, accuracies: list[float] = accuracies, place: int = place) -> None:
+                accuracies.append(metrics["validation"][0])
+                if epoch >= PRUNE_FROM * epochs:
+                    report(place * epochs + epoch, mean([*scores, value(accuracies)]))
+
+            train(training, members, split, seed=seed, device=device, on_epoch=on_epoch)
+            scores.append(value(accuracies))
+        return mean(scores)
+
+    def bi_tempered(
+        t1: float, t2: float, schedule: Any, rate: float, decay: float, smoothing: float, report: Any
+    ) -> float:
+        settings = {"t1": t1, "t2": t2, "schedule": schedule, "rate": rate, "decay": decay, "smoothing": smoothing}
+        return score(Recipe.of(settings, epochs), report)
+
+    def logistic(rate: float, decay: float, smoothing: float, report: Any) -> float:
+        return score(Recipe.of({"rate": rate, "decay": decay, "smoothing": smoothing}, epochs), report)
+
+    return bi_tempered if request.loss == "bi-tempered" else logistic
+
+
+def value(accuracies: list[float]) -> float:
+    """Return the mean of the last and the best epoch."""
+    return (accuracies[-1] + max(accuracies)) / 2
+
+
+def title(request: Request) -> str:
+    """Say what was searched."""
+    comparison = request.comparison
+    if comparison.clean_rows is not None:
+        scored = f"{comparison.clean_rows} clean labels"
+    else:
+        scored = "validation labels" if request.clean_file is None else f"the labels in {request.clean_file}"
+    noise = f" with {request.noise:.0%} wrong labels" if request.noise else ""
+    return f"The {request.loss} loss on {comparison.dataset}{noise}, scored by accuracy on {scored}"
+
+
+def command(request: Request, recipe: Recipe) -> str:
+    """Return the command that trains with a recipe and tests it."""
+    comparison = request.comparison
+    options = {
+        "dataset": comparison.dataset, "losses": f"{recipe.loss.text}@{recipe.rate:g}", "weight-decay": recipe.decay,
+        "noise": None if comparison.noise_model == "human" else request.noise,
+        "noise-model": comparison.noise_model if comparison.noise_model != "symmetric" else None,
+        "network": comparison.training.network, "epochs": comparison.training.epochs,
+        "label-column": comparison.label_column if is_table(comparison.dataset) else None,
+        "data-dir": request.data_dir,
+    }  # fmt: skip
+    given = [f"--{name} {shlex.quote(f'{value}')}" for name, value in options.items() if value is not None]
+    return "bitempered compare " + " ".join(given)
+
+
+def python(request: Request, recipe: Recipe) -> str:
+    """Return a recipe as Python, for PyTorch."""
+    training, loss = request.comparison.training, recipe.loss
+    smoothing = f"label_smoothing={loss.smoothing:g}" if loss.smoothing else ""
+    optimizers = {
+        "adam": f"Adam(model.parameters(), lr={recipe.rate:g}",
+        "adadelta": f"Adadelta(model.parameters(), lr={recipe.rate:g}, rho=0.95, eps=1e-8",
+        "sgd": f"SGD(model.parameters(), lr={recipe.rate:g}, momentum={training.momentum:g}",
+    }
+    lines, imports, body = [], ["import torch"], []
+    if loss.name == "logistic":
+        lines.append(f"criterion = torch.nn.CrossEntropyLoss({smoothing})")
+    else:
+        imports.append("from bitempered.torch import BiTemperedLogisticLoss")
+        t1, t2 = (f"{number:g}" for number in loss.numbers)
+        lines.append(f"criterion = BiTemperedLogisticLoss({t1}, {t2}{', ' if smoothing else ''}{smoothing})")
+        if loss.schedule is not None:
+            imports.insert(1, "from bitempered.schedules import anneal")
+            begin, finish = (f"{epoch:g}" for epoch in loss.schedule)
+            lines.append(f"temperatures = anneal((1, 1), ({t1}, {t2}), begin={begin}, finish={finish})")
+            body.append("    criterion.t1, criterion.t2 = temperatures(epoch)")
+    lines.append(f"optimizer = torch.optim.{optimizers[training.optimizer]}, weight_decay={recipe.decay:g})")
+    body.append("    ...  # train with criterion(logits, labels)")
+    return "\n".join([*imports, "", *lines, f"for epoch in range({training.epochs}):", *body])

@@ -1,0 +1,150 @@
+"""The recipe behind `bitempered reproduce tuned`: searched settings against the default recipe and cross-entropy.
+
+Both losses are searched with as many trials, on noisy validation labels and on a few clean ones. The best settings and
+the default recipe, which is not searched, then train with other seeds. Test labels are not looked at before.
+"""
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+from rich.table import Table
+
+from bitempered.experiments import cells, tune_report
+from bitempered.experiments.cells import Cell, Comparison
+from bitempered.experiments.data import Dataset
+from bitempered.experiments.files import read_rows, value, write_rows
+from bitempered.experiments.losses import Loss
+from bitempered.experiments.recipes import tune
+from bitempered.experiments.recipes.compare import default_recipe
+from bitempered.experiments.recipes.defaults import DATA, Data
+from bitempered.experiments.recipes.plans import Options, Plan
+from bitempered.experiments.report import Pages, grid, made_by, rich_table, spread, table_csv, write
+from bitempered.experiments.runs import Progress, Row
+from bitempered.experiments.train import Training
+
+__all__ = ["plan", "render"]
+
+LEVELS = (0.0, 0.2, 0.4)
+CLEAN = (None, 100)  # rows with clean labels; None: noisy validation labels
+TRIALS = 40
+RATE = 1e-3  # of the default recipe: Adam's own
+CONTENDERS = ("searched", "default recipe", "logistic, searched")
+HEAD = ["data", "noise", "scored on", *CONTENDERS]
+
+
+def plan(what: str, options: Options) -> Plan:
+    seeds = tuple(range(options.seeds or (1 if options.quick else 3)))
+    trials = 2 if options.quick else TRIALS
+    used = [replace(data, epochs=2, rows=128) for data in DATA[:1]] if options.quick else DATA
+    levels = LEVELS[-1:] if options.quick else LEVELS
+    parts = list(product(used, levels, CLEAN))
+
+    def make(folder: Path, progress: Progress) -> Table:
+        folder.mkdir(parents=True, exist_ok=True)
+        trained: list[Row] = []
+        tried: list[Row] = []
+        known: dict[str, Dataset] = {}
+        for place, (data, level, clean) in enumerate(parts):
+
+            def tell(
+                done: int, of: int, text: str, place: int = place, what: str = f"{data.name}, {level:.0%}"
+            ) -> None:
+                progress(place, len(parts), f"{what}, {text}")
+
+            base = comparison(data, level, clean, seeds)
+            data_dir = options.data_dir if data.name == "mnist" else None
+            if data.name not in known:
+                known[data.name] = cells.read_data(base, data_dir)
+            recipes = [tune.Recipe(default_recipe(10, data.epochs), RATE, 0.0)]
+            for loss in tune.LOSSES:
+                request = tune.Request(replace(base, seeds=(tune.SEARCH_SEED,)), loss, trials, None, data_dir)
+                best, found = tune.run(request, folder / "study.db", tell, data=known[data.name])
+                tried += [{"study": request.study, **row} for row in tune_report.rows(found.study)]
+                recipes.append(best)
+            for recipe in recipes:
+                training = replace(base.training, weight_decay=recipe.decay)
+                one = replace(base, training=training, cells=(Cell(recipe.loss, level, recipe.rate),))
+                trained += cells.run(one, folder, tell, name=what, data=known[data.name])
+        write_rows(folder / "trials.jsonl", tried)
+        write(folder, render(folder / f"{what}.jsonl"))
+        return rich_table(title(trained), HEAD, lines(trained, deviations=False))
+
+    files = f"{what}.md, {what}.csv, trials.jsonl, {what}.jsonl and study.db (delete both to train again)"
+    return Plan(f"{what}{'-quick' if options.quick else ''}", make, files)
+
+
+def comparison(data: Data, level: float, clean: int | None, seeds: tuple[int, ...]) -> Comparison:
+    training = Training("mlp", "adam", data.epochs, data.batch_size)
+    cell = Cell(Loss("logistic"), level, RATE)
+    return Comparison(data.name, training, (cell,), seeds, rows=data.rows, clean_rows=clean)
+
+
+def render(path: Path) -> Pages:
+    """Render the table again from a file of rows; of a contender and a seed, the last row counts."""
+    names = ("dataset", "noise", "clean_rows", "seed", "epochs", "rows")
+    kept = {(contender(row), *(value(row, name) for name in names)): row for row in read_rows(path)}
+    rows = list(kept.values())
+    return {f"{path.stem}.csv": table_csv(rows), f"{path.stem}.md": markdown(rows).encode()}
+
+
+def contender(row: Row) -> str:
+    if row["loss"] == "logistic":
+        return CONTENDERS[2]
+    return CONTENDERS[0] if row["weight_decay"] else CONTENDERS[1]  # a search has no decay of 0
+
+
+def scored_on(clean: int | None) -> str:
+    return f"{clean} clean rows" if clean else "noisy validation"
+
+
+def lines(rows: list[Row], deviations: bool) -> list[list[str]]:
+    """Return the lines under `HEAD`: accuracy at the last and the chosen epoch, with or without deviations."""
+
+    def accuracies(found: list[Row]) -> str:
+        columns = [[row[at] for row in found] for at in ("test_last", "test_chosen")]
+        return " / ".join(spread(column, 1) if deviations else spread(column, 1).split(" ")[0] for column in columns)
+
+    keys = dict.fromkeys((row["dataset"], row["noise"], value(row, "clean_rows")) for row in rows)
+    made = []
+    for dataset, level, clean in sorted(keys, key=lambda key: (key[0], key[1], key[2] or 0)):
+        here = [
+            row for row in rows if (row["dataset"], row["noise"], value(row, "clean_rows")) == (dataset, level, clean)
+        ]
+        found = [accuracies([row for row in here if contender(row) == name]) for name in CONTENDERS]
+        made.append([dataset, f"{level:.0%}", scored_on(clean), *found])
+    return made
+
+
+def title(rows: list[Row]) -> str:
+    seeds = len({row["seed"] for row in rows})
+    return (
+        "Searched settings: accuracy on clean test labels, %, last / chosen epoch, "
+        f"mean over {seeds} seed{'s' if seeds > 1 else ''}"
+    )
+
+
+def markdown(rows: list[Row]) -> str:
+    chosen = [
+        [
+            row["dataset"], f"{row['noise']:.0%}", scored_on(value(row, "clean_rows")),
+            Loss.of(row).text, f"{row['learning_rate']:g}", f"{row['weight_decay']:g}",
+        ]
+        for row in rows
+        if row["seed"] == 0 and contender(row) != CONTENDERS[1]
+    ]  # fmt: skip
+    return f"""# {title(rows)}
+
+{grid(HEAD, lines(rows, deviations=True), ["---", "---:", "---", *["---:"] * 3])}
+
+After ± stands the sample standard deviation. Both searches had as many trials, each with one seed of its own, scored by
+the accuracy on validation labels at the last and the best epoch together. These are as noisy as the training labels, or
+{CLEAN[1]} clean rows; the chosen epoch is the best on the same labels. The default recipe is not searched: it trains at
+Adam's rate of {RATE:g}, without decay or smoothing.
+
+What the searches chose:
+
+{grid(["data", "noise", "scored on", "loss", "rate", "decay"], chosen, ["---", "---:", "---", "---", "---:", "---:"])}
+
+{made_by(rows[0])}.
+"""

@@ -1,0 +1,125 @@
+"""The pages of `bitempered tune`: the best recipe, the trials, which settings matter, and where the good ones lie."""
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from bitempered.experiments.report import Pages, grid, png, table_csv
+from bitempered.experiments.runs import Row
+
+__all__ = ["importances", "pages"]
+
+SHOWN = 10  # trials in the table
+PAIRS = (("t1", "t2"), ("rate", "t1"), ("rate", "decay"), ("rate", "smoothing"))
+LOGARITHMIC = {"rate", "decay"}
+
+
+def pages(title: str, study: Any, command: str, python: str) -> Pages:
+    """Return tune.md, tune.csv, importance.png and contour.png."""
+    trials = rows(study)
+    parts = importances(study)
+    return {
+        "tune.csv": table_csv(trials),
+        "importance.png": png(importance_figure(parts)),
+        "contour.png": png(contour_figure(trials)),
+        "tune.md": markdown(title, trials, command, python).encode(),
+    }
+
+
+def rows(study: Any) -> list[Row]:
+    """Return the finished trials; a pruned one has no score."""
+    return [
+        {
+            "trial": trial.number, "state": trial.state.name.lower(), **trial.params,
+            "score": trial.value if trial.state.name == "COMPLETE" else None,
+        }
+        for trial in study.get_trials(deepcopy=False)
+        if trial.state.name in ("COMPLETE", "PRUNED")
+    ]  # fmt: skip
+
+
+def importances(study: Any) -> dict[str, float]:
+    """Return the part of each setting in the variance of the score, by fANOVA; none if there are too few trials."""
+    import optuna
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+            return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
+        except (RuntimeError, ValueError):  # one complete trial, or all with the same score
+            return {}
+
+
+def importance_figure(parts: dict[str, float]) -> Figure:
+    canvas = Figure(figsize=(6, 3), dpi=150, layout="constrained")
+    axes = canvas.subplots()
+    names = list(parts)[::-1]
+    axes.barh(names, [parts[name] for name in names], color="tab:blue")
+    axes.set_xlabel("part in the variance of the score (fANOVA)")
+    axes.grid(alpha=0.3, axis="x")
+    return canvas
+
+
+def contour_figure(trials: list[Row]) -> Figure:
+    """Draw the score over pairs of settings: contours through the trials, which are dots; a cross is the best."""
+    complete = [trial for trial in trials if trial["score"] is not None]
+    pairs = [pair for pair in PAIRS if all(name in trial for trial in complete for name in pair)]
+    across = min(len(pairs), 2)
+    down = -(-len(pairs) // across)
+    canvas = Figure(figsize=(4.8 * across, 3.6 * down), dpi=150, layout="constrained")
+    score = np.array([trial["score"] for trial in complete])
+    panels = canvas.subplots(down, across, squeeze=False)
+    for axes, (x, y) in zip(panels.flat, pairs, strict=True):
+        xs, ys = (np.array([scaled(name, trial[name]) for trial in complete]) for name in (x, y))
+        if len({*zip(xs, ys, strict=True)}) > 3 and np.ptp(score) > 0 and min(np.ptp(xs), np.ptp(ys)) > 0:
+            axes.tricontourf(xs, ys, score, levels=12, cmap="viridis")
+        dots = axes.scatter(xs, ys, c=score, cmap="viridis", edgecolors="white", linewidths=0.5, s=18)
+        best = int(score.argmax())
+        axes.plot(xs[best], ys[best], "rx", markersize=10)
+        axes.set_xlabel(labelled(x))
+        axes.set_ylabel(labelled(y))
+    canvas.colorbar(dots, ax=panels, label="validation accuracy")
+    return canvas
+
+
+def scaled(name: str, value: float) -> float:
+    return math.log10(value) if name in LOGARITHMIC else value
+
+
+def labelled(name: str) -> str:
+    return f"log10 of the {name}" if name in LOGARITHMIC else name
+
+
+def markdown(title: str, trials: list[Row], command: str, python: str) -> str:
+    complete = sorted((trial for trial in trials if trial["score"] is not None), key=lambda trial: -trial["score"])
+    names = list(dict.fromkeys(name for trial in complete for name in trial if name != "state"))
+    lines = [[cell(trial.get(name)) for name in names] for trial in complete[:SHOWN]]
+    return f"""# {title}
+
+{len(trials)} trials, of which {len(trials) - len(complete)} were pruned. The best recipe, tested with other seeds:
+
+    {command}
+
+In Python:
+
+```python
+{python}
+```
+
+The best {min(SHOWN, len(complete))} trials (all are in tune.csv). A schedule moves the temperatures from (1, 1) from
+`begin` on, for `length`, both fractions of the run:
+
+{grid(names, lines)}
+
+![](importance.png)
+
+![](contour.png)
+"""
+
+
+def cell(value: Any) -> str:
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
