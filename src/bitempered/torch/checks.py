@@ -44,6 +44,7 @@ def checked_class_options(
     reduction: str,
     label_smoothing: float,
     rescale: bool,
+    weight_name: str = "weight",
 ) -> tuple[Tensor, LossOptions]:
     """Validate everything except values. Returns the target, with class indices as int64, and the options.
 
@@ -66,7 +67,7 @@ def checked_class_options(
         except (AttributeError, TypeError):  # not tensors, or not hashable: the checks below say what is wrong
             key = None
     check_options(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
-    target, axis = _check_class_tensors(logits, target, weight, ignore_index)
+    target, axis = _check_class_tensors(logits, target, weight, ignore_index, weight_name)
     t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
     check_rescale(rescale, logits.shape[axis], 1.0 if isinstance(t2, Tensor) else t2)
     options = LossOptions(
@@ -163,17 +164,18 @@ def _values(t: Temperature) -> str:
 
 
 def _check_class_tensors(
-    logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
+    logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, weight_name: str
 ) -> tuple[Tensor, int]:
     """Validate tensors, except their values. Returns the target, with class indices as int64, and the class axis."""
     check_floating(logits, "logits")
     axis = min(1, logits.dim() - 1)
     check_class_axis(logits, axis)
     target = _check_target(logits, target, axis, ignore_index)
-    _check_weight(weight, "weight", logits.device)
+    _check_weight(weight, weight_name, logits.device)
     if weight is not None and weight.shape != logits.shape[axis : axis + 1]:
         raise RuntimeError(
-            f"weight must have one entry for each of the {logits.shape[axis]} classes, got shape {tuple(weight.shape)}"
+            f"{weight_name} must have one entry for each of the {logits.shape[axis]} classes,"
+            f" got shape {tuple(weight.shape)}"
         )
     return target, axis
 
