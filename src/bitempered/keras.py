@@ -42,7 +42,7 @@ from bitempered.checks import (
     check_temperatures,
     sum_tolerance,
 )
-from bitempered.encoding import compute_dtype, encode_binary, encode_classes, namespace, nan_if_negative
+from bitempered.encoding import compute_dtype, encode_binary, encode_classes, namespace, nan_if_negative, rescaled
 
 try:
     import keras
@@ -291,8 +291,8 @@ class BiTemperedBinaryLogisticLoss(_Loss):
 def _losses(a: Tensor, y: Tensor, t1: Any, t2: Any, *, axis: int, is_label: bool, rescale: bool) -> Tensor:
     """The loss of each example; NaN where a y is negative or NaN."""
     if rescale:
-        inner, outer = core.scales(a.shape[axis], t1, t2)
-        return outer * _losses(inner * a, y, t1, t2, axis=axis, is_label=is_label, rescale=False)
+        a, outer = rescaled(a, t1, t2, classes=a.shape[axis], xp=xp)
+        return outer * _losses(a, y, t1, t2, axis=axis, is_label=is_label, rescale=False)
     y = nan_if_negative(y, None, xp=xp)
     u, m = core.solve(ops.stop_gradient(a), t2, axis=axis, xp=xp)
     target = core.weigh(y, None, is_label=is_label, axis=axis, xp=xp)

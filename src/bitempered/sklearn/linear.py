@@ -278,8 +278,7 @@ class _Objective:
 
     def _losses(self, a: Array) -> tuple[Array, Array]:
         """The loss of each example and its gradient in the unscaled logits, solved from the last call's solution."""
-        u, m = core.solve(a, self.t2, last=self.last, axis=0, xp=xp)
-        self.last = core.state(u, m, self.t2, axis=0, xp=xp)
+        self.last = core.solved(a, self.t2, last=self.last, axis=0, xp=xp)
         losses = core.label_loss(self.is_label, self.last.log_p, self.t1, axis=0, xp=xp)[0]
         gradient = core.gradient(self.y, self.last, self.t1, self.t2, axis=0, xp=xp)
         return self.outer * losses, self.inner * self.outer * gradient
@@ -299,8 +298,7 @@ class _Objective:
 
         def curvature(a: Array) -> Array:
             with np.errstate(all="ignore"):
-                u, m = core.solve(a, t2, axis=0, xp=xp)
-                each = core.curvature(core.state(u, m, t2, axis=0, xp=xp), t1, t2, axis=0, xp=xp)[-columns:]
+                each = core.curvature(core.solved(a, t2, axis=0, xp=xp), t1, t2, axis=0, xp=xp)[-columns:]
                 each *= self.inner**2 * self.outer
             return each if columns * features**2 <= 250_000 else np.mean(each, axis=0, keepdims=True)
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bitempered import core, kernels
 from bitempered.checks import check_rescale, check_temperature
-from bitempered.encoding import weigh_elements
+from bitempered.encoding import rescaled, weigh_elements
 from bitempered.kernels.options import LossOptions
 from bitempered.torch.autograd import (
     Temperature,
@@ -202,15 +202,12 @@ def class_loss(
 def _rescaled(
     logits: Tensor, *, classes: int, t1: Temperature = 1.0, t2: Temperature, axis: int | None
 ) -> tuple[Tensor, Temperature]:
-    """The logits times K^(t2-1), in the dtype to compute in, and the factor K^(1-t1) of each example's loss."""
-    logit_scale, factor = core.scales(classes, t1, t2)
-    a = logits.to(compute_dtype(logits.dtype))
-    if not isinstance(logit_scale, Tensor):
-        return a * logit_scale, factor
-    # An infinite or ignored logit times a derivative of 0 would be NaN in the derivative in t2.
-    finite = a.isfinite()
-    scaled = torch.where(finite, a, 0.0) * (logit_scale if axis is None else along(logit_scale, axis))
-    return torch.where(finite, scaled, a), factor
+    """`rescaled` logits, in the dtype to compute in, and the factor of each example's loss."""
+    a = xp.widen(logits)
+    if isinstance(t2, Tensor) or torch.compiler.is_compiling():
+        return rescaled(a, t1, t2 if axis is None else along(t2, axis), classes=classes, xp=xp)
+    inner, outer = core.scales(classes, t1, t2)
+    return inner * a, outer
 
 
 def probabilities(logits: Tensor, t2: Temperature, *, axis: int, rescale: bool) -> Tensor:

@@ -100,10 +100,9 @@ class _KernelSoftmax(torch.autograd.Function):
         if not torch.is_grad_enabled() and _has_memory(g):
             return triton_kernels().softmax_backward(g, logits, state, t, axis, what), None, None, None, None
         log_p, _ = log_softmax_and_partition(logits, t, axis)
-        if what == "partition":
-            grad = g.unsqueeze(axis) * core.escort(log_p, t, axis=axis, xp=xp)
-        else:
-            grad = core.pullback(g * log_p.exp() if what == "probabilities" else g, log_p, t, axis=axis, xp=xp)
+        g_lambda = g.unsqueeze(axis) if what == "partition" else None
+        g_log_p = None if what == "partition" else g * log_p.exp() if what == "probabilities" else g
+        grad = core.softmax_pullback(log_p, t, g_log_p=g_log_p, g_lambda=g_lambda, axis=axis, xp=xp)
         return grad.to(logits.dtype), None, None, None, None
 
 
