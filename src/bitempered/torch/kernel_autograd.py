@@ -12,7 +12,7 @@ from torch import Tensor
 from bitempered import core
 from bitempered.kernels import cpu, hooks
 from bitempered.kernels.options import LossOptions
-from bitempered.torch.autograd import gradient_per_example, log_softmax_and_partition, xp
+from bitempered.torch.autograd import Temperature, gradient_per_example, log_softmax_and_partition, xp
 from bitempered.torch.reductions import safe_divisor
 
 
@@ -120,6 +120,6 @@ def loss_by_kernel(
     return module.loss(logits, target, weight, options, dtype)
 
 
-def softmax_by_kernel(logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> Tensor:
+def softmax_by_kernel(logits: Tensor, t: Temperature, axis: int, what: str, dtype: torch.dtype) -> Tensor:
     """The "probabilities", their "logarithms" or the "partition" from the GPU kernel."""
     return _KernelSoftmax.apply(logits, t, axis, what, dtype)

@@ -245,7 +245,7 @@ def _by_triton(inputs: _Inputs, options: _LayerOptions) -> bool:
     if options.loss.label_smoothing > 0 or options.softcap is not None or options.rescale:
         return False
     chunk = hidden.detach().new_empty((0, len(weight)))  # like one of logits, but without rows
-    return kernels.choose(chunk, target[:0], options.loss.axis) == "triton"
+    return kernels.choose(chunk, target[:0]) == "triton"
 
 
 def _device_chunks(
