@@ -38,6 +38,7 @@ from bitempered.checks import (
     check_logits,
     check_probabilities,
     check_rescale,
+    check_rescale_option,
     check_temperature,
     check_temperatures,
     sum_tolerance,
@@ -111,7 +112,7 @@ class _Loss(keras.losses.Loss):
         self._numbers = dict(zip(("t1", "t2"), check_temperatures(t1, t2), strict=True))
         self._metric: Temperatures | None = None
         self._traced = False  # whether a compiled step may have the numbers as constants
-        check_rescale(rescale, 2, 1.0)
+        check_rescale_option(rescale)
         self.rescale = rescale
         check_label_smoothing(label_smoothing)
         self.label_smoothing = label_smoothing
@@ -148,7 +149,7 @@ class _Loss(keras.losses.Loss):
         pair = check_temperatures(**self._numbers)
         check_rescale(self.rescale, classes, self.t2)
         if self._metric is None:
-            if keras.backend.backend() != "torch":  # which reads the numbers anew, or compiles anew
+            if keras.backend.backend() != "torch":  # PyTorch reads the numbers anew in each step, or compiles anew
                 self._traced = self._traced or _values(like) is None
             return pair
         t1, t2 = (ops.convert_to_tensor(variable.value, dtype=self.dtype) for variable in self._metric.variables)

@@ -48,7 +48,7 @@ class TemperedClassifier(ClassifierMixin, BaseEstimator):
         self.scale_, _ = factors(self.rescale, len(self.classes_), t1, t2)
 
     def _warn_unless_learnt(self, logits: Array, labels: Array, weight: Array, advice: str) -> None:
-        """Warn of a `learning_problem` with the training examples. At (1, 1) there is no warning, as in scikit-learn."""
+        """Warn of a `learning_problem` with the training examples; not at (1, 1), as in scikit-learn."""
         if (self.t1_, self.t2_) == (1, 1):
             return
         best = all_logits(logits).argmax(axis=1)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bitempered import core, kernels
-from bitempered.checks import check_rescale, check_temperature
+from bitempered.checks import check_temperature
 from bitempered.encoding import rescaled, weigh_elements
 from bitempered.kernels.options import LossOptions
 from bitempered.torch.autograd import (
@@ -20,6 +20,7 @@ from bitempered.torch.checks import (
     check_class_axis,
     check_floating,
     check_not_negative,
+    check_rescale,
     check_target_values,
     checked_class_options,
     temperature_per_example,
@@ -214,7 +215,7 @@ def probabilities(logits: Tensor, t2: Temperature, *, axis: int, rescale: bool) 
         return tempered_softmax(logits, t2, axis)
     axis %= logits.dim()
     t2 = temperature_per_example(t2, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
-    check_rescale(rescale, logits.shape[axis], 1.0 if isinstance(t2, Tensor) else t2)
+    check_rescale(rescale, logits.shape[axis], t2)
     scaled, _ = _rescaled(logits, classes=logits.shape[axis], t2=t2, axis=axis)
     return tempered_softmax(scaled, t2, axis).to(result_dtype(logits))
 
@@ -225,7 +226,7 @@ def binary_probabilities(logits: Tensor, t2: Temperature, *, rescale: bool) -> T
     if not rescale:
         return tempered_sigmoid(logits, t2)
     t2 = temperature_per_example(t2, logits, logits.shape)
-    check_rescale(rescale, 2, 1.0 if isinstance(t2, Tensor) else t2)
+    check_rescale(rescale, 2, t2)
     scaled, _ = _rescaled(logits, classes=2, t2=t2, axis=None)
     return tempered_sigmoid(scaled, t2).to(result_dtype(logits))
 
@@ -265,7 +266,7 @@ def bi_tempered_binary_logistic_loss(
     """
     check_binary_arguments(logits, target, weight, pos_weight, reduction)
     t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape)
-    check_rescale(rescale, 2, 1.0 if isinstance(t2, Tensor) else t2)
+    check_rescale(rescale, 2, t2)
     kernels.require_core("loss", "no kernel computes a binary loss")
     if pos_weight is not None:
         pos_weight = pos_weight.expand_as(logits)

@@ -141,7 +141,6 @@ class LinearBiTemperedLogisticLoss(nn.Module):
     """
 
     class_weight: Tensor | None
-    rescale = False
 
     def __init__(
         self,
