@@ -115,5 +115,5 @@ def _cpu_refuses(logits: Tensor, target: Tensor | None) -> str | None:
     refusal = _not_plain(logits, target)
     if refusal:
         return refusal
-    made = cpu.library()
-    return str(made) if isinstance(made, cpu.Unavailable) else None
+    library = cpu.library()
+    return str(library) if isinstance(library, cpu.Unavailable) else None
