@@ -356,7 +356,8 @@ def log_quotient(y: Array, log_p: Array, *, log_y: Array | None = None, xp: Any)
     positive = y > 0 if log_y is None else log_y > -math.inf
     log_y = xp.log(xp.where(positive, y, 1.0)) if log_y is None else xp.where(positive, log_y, 0.0)
     d = xp.where(positive, log_y - log_p, 0.0)  # finite elsewhere, for derivatives
-    return positive, log_y, xp.where(d < 0, 0.0, d), xp.where(d < 0, d, 0.0)
+    falls = d < 0
+    return positive, log_y, xp.where(falls, 0.0, d), xp.where(falls, d, 0.0)
 
 
 def _target_power(log_y: Array, t1: Temperature, xp: Any) -> Array:

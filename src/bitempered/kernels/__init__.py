@@ -47,10 +47,9 @@ def use(name: str) -> Iterator[None]:
 
 def choose(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ...] = ()) -> str:
     """Return the name of the implementation for a loss over classes or, without a target, for a tempered softmax."""
-    what = "softmax" if target is None else "loss"
     for t in temperatures:
         if isinstance(t, Tensor):
-            require_core(what, "it takes temperatures that are numbers, got a tensor")
+            require_core(_what(target), "it takes temperatures that are numbers, got a tensor")
             return "core"
     if torch.compiler.is_compiling():
         # The compiler can fuse core. A loss on the GPU uses the kernel, as an opaque operator, but not in torch.export:
@@ -63,7 +62,7 @@ def choose(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ..
         return name
     refusal = (_triton_refuses if name == "triton" else _cpu_refuses)(logits, target)
     if refusal and forced:
-        raise _cannot(name, what, refusal)
+        raise _cannot(name, _what(target), refusal)
     return "core" if refusal else name
 
 
@@ -72,6 +71,10 @@ def require_core(what: str, reason: str) -> None:
     forced = None if torch.compiler.is_compiling() else _forced.get()
     if forced not in (None, "core"):
         raise _cannot(forced, what, reason)
+
+
+def _what(target: Tensor | None) -> str:
+    return "softmax" if target is None else "loss"
 
 
 def _cannot(name: str, what: str, reason: str) -> RuntimeError:

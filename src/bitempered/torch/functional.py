@@ -204,7 +204,7 @@ def _rescaled(
     if isinstance(t2, Tensor) or torch.compiler.is_compiling():
         return rescaled(a, t1, t2 if axis is None else along(t2, axis), classes=classes, xp=xp)
     inner, outer = core.scales(classes, t1, t2)
-    return inner * a, outer
+    return a * inner, outer
 
 
 def probabilities(logits: Tensor, t2: Temperature, *, axis: int, rescale: bool) -> Tensor:
