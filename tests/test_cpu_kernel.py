@@ -198,7 +198,7 @@ def test_threads_change_nothing(classes):
 def test_backward_twice_and_with_any_cotangent():
     logits, target = make(9, 7)
     leaf = logits.requires_grad_()
-    assert kernels.choose(leaf, target, 1) == "cpu"
+    assert kernels.choose(leaf, target) == "cpu"
     loss = bi_tempered_logistic_loss(leaf, target, 0.8, 1.2, reduction="none")
     (first,) = torch.autograd.grad(loss.sum(), leaf, retain_graph=True)
     kept = first.clone()
@@ -299,7 +299,7 @@ def test_it_is_the_default_for_float32_class_indices_and_for_nothing_else():
     logits, target = make(4, 5)
     soft, image, left_behind = torch.softmax(logits, 1), torch.zeros(4, 5, 2), []
     torch.func.grad(lambda x: (left_behind.append(x), x.sum())[1])(logits)
-    assert kernels.choose(logits, target, 1) == "cpu"
+    assert kernels.choose(logits, target) == "cpu"
     refused = {
         r"it computes in float32, got torch.float64 logits": (logits.double(), target),
         r"it computes in float32, got torch.bfloat16 logits": (logits.bfloat16(), target),
@@ -311,7 +311,7 @@ def test_it_is_the_default_for_float32_class_indices_and_for_nothing_else():
         r"it takes plain tensors, got one that a torch.func transform has wrapped": (left_behind[0], target),
     }
     for reason, (x, y) in refused.items():
-        assert kernels.choose(x, y, min(1, x.dim() - 1)) == "core"
+        assert kernels.choose(x, y) == "core"
         with (
             kernels.use("cpu"),
             pytest.raises(RuntimeError, match=f"the cpu kernel cannot compute this loss: {reason}"),
@@ -319,12 +319,12 @@ def test_it_is_the_default_for_float32_class_indices_and_for_nothing_else():
             bi_tempered_logistic_loss(x, y, 0.8, 1.2)
     want = bi_tempered_logistic_loss(logits, target, 0.8, 1.2)
     torch.testing.assert_close(bi_tempered_logistic_loss(left_behind[0], target, 0.8, 1.2), want)
-    with kernels.use("cpu"), pytest.raises(RuntimeError, match="it takes class indices"):
+    with kernels.use("cpu"), pytest.raises(RuntimeError, match="no kernel computes a binary loss"):
         bi_tempered_binary_logistic_loss(logits, soft, 0.8, 1.2)
     with kernels.use("cpu"), pytest.raises(RuntimeError, match=r"torch\.func transforms"):
         torch.func.grad(lambda x: bi_tempered_logistic_loss(x, target, 0.8, 1.2))(logits)
     with kernels.use("core"):
-        assert kernels.choose(logits, target, 1) == "core"
+        assert kernels.choose(logits, target) == "core"
 
 
 @pytest.mark.parametrize("bad", [5, -1, 2**62])

@@ -50,7 +50,7 @@ def test_without_a_library_core_serves_and_the_log_says_why(monkeypatch, cache, 
     logits, target = make(4, 5)
     monkeypatch.setenv("CC", compiler)
     for _ in range(3):
-        assert kernels.choose(logits, target, 1) == "core"
+        assert kernels.choose(logits, target) == "core"
         assert bi_tempered_logistic_loss(logits, target, 0.8, 1.2).isfinite()
     (record,) = caplog.records  # once
     assert (record.name, record.levelname) == ("bitempered", "WARNING")
@@ -79,7 +79,7 @@ def test_a_compiler_that_hangs_is_ended_with_all_it_started(monkeypatch, cache, 
 def test_it_can_be_turned_off(monkeypatch, cache, caplog):
     logits, target = make(4, 5)
     monkeypatch.setenv("BITEMPERED_CPU_KERNEL", "0")
-    assert kernels.choose(logits, target, 1) == "core"
+    assert kernels.choose(logits, target) == "core"
     with kernels.use("cpu"), pytest.raises(RuntimeError, match="BITEMPERED_CPU_KERNEL=0 turns it off"):
         bi_tempered_logistic_loss(logits, target, 0.8, 1.2)
     assert not caplog.records

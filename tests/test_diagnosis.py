@@ -36,3 +36,12 @@ def test_what_is_wrong_is_said(labels, predicted, message):
 def test_classes_have_their_names(predicted, message):
     names = np.array(["cat", "dog", "owl", 7], dtype=object)
     assert learning_problem(EVEN, predicted, 4, names=names) == message
+
+
+def test_classes_of_little_weight_may_be_given_up():
+    predicted, weight = np.where(EVEN == 3, 2, EVEN), np.ones(100)
+    assert learning_problem(EVEN, predicted, 4, weight=weight) == "class 3 is never predicted"
+    weight[EVEN == 3] = 0.2  # 5 of 80, a quarter of an even share
+    assert learning_problem(EVEN, predicted, 4, weight=weight) == "class 3 is never predicted"
+    weight[EVEN == 3] = 0.19
+    assert learning_problem(EVEN, predicted, 4, weight=weight) is None

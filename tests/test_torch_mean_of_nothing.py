@@ -200,4 +200,4 @@ def test_the_kernel_that_is_chosen_is_meant():
     logits, ignored = make()
     if shutil.which(cpu.compiler()[0]) is None:  # a compiler that fails is no reason
         pytest.skip("there is no C compiler here")
-    assert kernels.choose(logits, ignored, 1) == "cpu"
+    assert kernels.choose(logits, ignored) == "cpu"

@@ -248,7 +248,7 @@ def test_a_forced_kernel_refuses_tensors():
             bi_tempered_logistic_loss(logits, target, t1, t2)
         with kernels.use("core"):
             assert bi_tempered_logistic_loss(logits, target, t1, t2).isfinite()
-    with kernels.use("triton"), pytest.raises(RuntimeError, match="takes a temperature that is a number"):
+    with kernels.use("triton"), pytest.raises(RuntimeError, match="takes temperatures that are numbers"):
         tempered_softmax(logits, torch.tensor(1.2))
 
 

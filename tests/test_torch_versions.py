@@ -44,7 +44,7 @@ def test_without_it_no_kernel_runs(without, name):
     assert not hooks.missing
     without(name)
     assert hooks.missing == (name,)
-    assert kernels.choose(LOGITS, TARGET, 1) == "core"
+    assert kernels.choose(LOGITS, TARGET) == "core"
     for found, wanted in zip(loss_and_gradient(), want, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)  # core's float32 beside the kernel's
     with kernels.use("cpu"), pytest.raises(RuntimeError, match=rf"has no {name.replace('.', '[.]')}"):

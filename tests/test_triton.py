@@ -417,7 +417,7 @@ def test_what_is_forced_and_cannot_be_done_raises():
     with pytest.raises(ValueError, match="unknown kernel 'cuda': choose from core, triton, cpu"), kernels.use("cuda"):
         pass
     with kernels.use("core"):
-        assert kernels.choose(logits, target, 1) == "core"
+        assert kernels.choose(logits, target) == "core"
 
 
 @pytest.mark.usefixtures("by_triton")

@@ -233,8 +233,7 @@ def _gradient_and_curvature(a: Array, labels: NDArray[np.int64], t1: float, t2: 
     """The gradient of each row's loss in its logits, and `core.curvature`, from one solve."""
     y, _, _ = encode_classes(a, labels, axis=1, indices=True, xp=xp)
     with np.errstate(all="ignore"):  # exp underflows, and the log of a class outside the support is -inf
-        u, m = core.solve(a, t2, axis=1, xp=xp)
-        at = core.state(u, m, t2, axis=1, xp=xp)
+        at = core.solved(a, t2, axis=1, xp=xp)
         return core.gradient(y, at, t1, t2, axis=1, xp=xp), core.curvature(at, t1, t2, axis=1, xp=xp)
 
 

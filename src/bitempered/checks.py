@@ -7,6 +7,7 @@ from typing import Any
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 Array = Any  # of any framework whose arrays have `shape`, `ndim` and a `dtype` with a NumPy name
+Shape = tuple[int, ...]
 
 
 def check_number(value: float, name: str, least: float | None = None, most: float | None = None) -> float:
@@ -33,10 +34,14 @@ def check_temperatures(t1: float, t2: float) -> tuple[float, float]:
     return t1, t2
 
 
-def check_rescale(rescale: bool, classes: int, t2: float) -> None:
-    """Validate the option `rescale` for Python numbers: its largest factor must fit into float32 with room to spare."""
+def check_rescale_option(rescale: bool) -> None:
     if not isinstance(rescale, bool):
         raise TypeError(f"rescale must be True or False, got {rescale!r}")
+
+
+def check_rescale(rescale: bool, classes: int, t2: float) -> None:
+    """Validate the option `rescale` for Python numbers: its largest factor must fit into float32 with room to spare."""
+    check_rescale_option(rescale)
     if rescale and (t2 - 1) * math.log10(max(classes, 1)) > 30:
         raise ValueError(
             f"rescale multiplies the logits by K^(t2 - 1), more than 1e30 for {classes} classes and t2 = {t2:g}:"
@@ -71,23 +76,18 @@ def check_class_loss(logits: Array, target: Array, weight: Array | None, *, labe
     rows = logits.shape[:axis] + logits.shape[axis + 1 :]
     indices = is_integer(target)
     if not (indices or target.dtype.name in FLOATS) or target.shape != (rows if indices else logits.shape):
-        raise ValueError(
-            f"target must be class indices (integers) of shape {rows} or class probabilities (floats) of shape"
-            f" {logits.shape}, got {target.dtype.name} of shape {target.shape}"
-        )
+        raise ValueError(expected_target(rows, logits.shape, target.dtype.name, target.shape))
     if weight is not None:
         check_floating(weight, "weight")
         if weight.shape != (logits.shape[axis],):
-            raise ValueError(
-                f"weight must have one entry for each of the {logits.shape[axis]} classes, got shape {weight.shape}"
-            )
+            raise ValueError(expected_weight("weight", logits.shape[axis], weight.shape))
     return axis
 
 
 def check_binary(logits: Array, target: Array, weight: Array | None, pos_weight: Array | None) -> None:
     check_floating(logits, "logits")
     if target.shape != logits.shape:
-        raise ValueError(f"target must have the shape of logits, {logits.shape}, got {target.shape}")
+        raise ValueError(expected_shape("target must have", logits.shape, target.shape))
     if not (is_integer(target) or target.dtype.name in (*FLOATS, "bool")):
         raise TypeError(f"target must hold real numbers or booleans, got {target.dtype.name}")
     for name, value in (("weight", weight), ("pos_weight", pos_weight)):
@@ -95,7 +95,25 @@ def check_binary(logits: Array, target: Array, weight: Array | None, pos_weight:
             continue
         check_floating(value, name)
         if not broadcasts(value.shape, logits.shape):
-            raise ValueError(f"{name} must broadcast to the shape of logits, {logits.shape}, got {value.shape}")
+            raise ValueError(expected_shape(f"{name} must broadcast to", logits.shape, value.shape))
+
+
+# Messages, for adapters that raise different exceptions
+
+
+def expected_target(rows: Shape, logits: Shape, dtype: Any, shape: Shape) -> str:
+    return (
+        f"target must be class indices (integers) of shape {tuple(rows)} or class probabilities (floats) of shape"
+        f" {tuple(logits)}, got {dtype} of shape {tuple(shape)}"
+    )
+
+
+def expected_weight(name: str, classes: int, shape: Shape) -> str:
+    return f"{name} must have one entry for each of the {classes} classes, got shape {tuple(shape)}"
+
+
+def expected_shape(what: str, logits: Shape, shape: Shape) -> str:
+    return f"{what} the shape of logits, {tuple(logits)}, got {tuple(shape)}"
 
 
 def check_indices(values: Array, classes: int, name: str) -> None:

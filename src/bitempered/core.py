@@ -9,8 +9,8 @@ Then  y_hat_i = exp_t(a_i - lambda_t(a))  reads
 
     log y_hat_i = -m + log r_i,      log r_i = -psi_s(u_i e^(-s m)),      lambda_t(a) = max(a) + phi_s(m)
 
-Log-probabilities, log1p and expm1 keep the results exact for every t, even next to 1: the code never forms
-lambda_t - a, and takes no power of 0 or of the number of classes.
+Log-probabilities, log1p and expm1 keep the results exact for every t, even next to 1: the softmax and the loss never
+form lambda_t - a, a power of 0, or K^s for K classes.
 
 Every function works on the arrays of any framework. `xp` is a small namespace (`encoding.namespace` makes one) with
 exp, expm1, log, log1p, where, ones_like and zeros_like, and
@@ -125,13 +125,6 @@ def log_t(x: Array, t: Temperature, *, xp: Any) -> Array:
     return xp.where(zero, at_zero, phi(xp.log(xp.where(zero, 1.0, x)), 1 - t, xp=xp))
 
 
-def log_t_slope(x: Array, t: Temperature, *, xp: Any) -> Array:
-    """The derivative of `log_t` in t. Its limits at x = 0 and at inf are both those of `phi_slope` at inf."""
-    above = x > 1
-    gap = xp.where(above, 1.0, -1.0) * xp.log(x)
-    return -phi_slope(gap, xp.where(above, 1 - t, t - 1), xp=xp)
-
-
 def exp_t(x: Array, t: Temperature, *, xp: Any) -> Array:
     """The tempered exponential [1 + (1-t) x]_+^(1/(1-t)), and exp x at t = 1: the inverse of `log_t`.
 
@@ -140,11 +133,6 @@ def exp_t(x: Array, t: Temperature, *, xp: Any) -> Array:
     outside = (1 - t) * x <= -1
     inside = psi(xp.where(outside, 0.0, x), 1 - t, xp=xp)
     return xp.exp(xp.where(outside, (t - 1) * math.inf, inside))
-
-
-def exp_t_slope(y: Array, t: Temperature, *, xp: Any) -> Array:
-    """The derivative of `exp_t` in t where its value is y: y (e^((t-1) l) - 1 - (t-1) l) / (t-1)^2 with l = log y."""
-    return xp.where(y == 0, 0.0, bend(xp.log(xp.where(y == 0, 1.0, y)), t - 1, 1, xp=xp))
 
 
 def scales(classes: int, t1: Temperature, t2: Temperature) -> tuple[Temperature, Temperature]:
@@ -304,9 +292,15 @@ def log_partition(a: Array, m: Array, t: Temperature, *, axis: int, xp: Any) -> 
     return xp.max(a, axis=axis) + phi(m, t - 1, xp=xp)
 
 
-def state(u: Array, m: Array, t: Temperature, *, axis: int, xp: Any) -> State:
-    """The `State` at the solution (u, m) of `solve`."""
-    log_p = log_probs(u, m, t, xp=xp)
+def solved(a: Array, t: Temperature, *, last: State | None = None, axis: int, xp: Any) -> State:
+    """The `State` of the logits a."""
+    u, m = solve(a, t, last=last, axis=axis, xp=xp)
+    return state(u, m, t, axis=axis, xp=xp)
+
+
+def state(u: Array, m: Array, t: Temperature, *, log_p: Array | None = None, axis: int, xp: Any) -> State:
+    """The `State` at the solution (u, m) of `solve`. Pass `log_p` if it has derivatives of its own."""
+    log_p = log_probs(u, m, t, xp=xp) if log_p is None else log_p
     beyond = outside(u, m, t, xp=xp)
     return State(u, m, log_p, beyond, escort(log_p, t, outside=beyond, axis=axis, xp=xp))
 
@@ -350,27 +344,42 @@ def loss(y: Array, log_p: Array, t1: Temperature, *, log_y: Array | None = None,
 
     Both are exact near d = 0. The first cannot overflow for d >= 0, the second for d <= 0.
     """
+    positive, log_y, above, below = log_quotient(y, log_p, log_y=log_y, xp=xp)
+    p_power = xp.exp((2 - t1) * log_p)
+    up = phi(above, t1 - 1, xp=xp) - phi(above, t1 - 2, xp=xp)
+    present = _target_power(log_y, t1, xp) * up + p_power * _second_form(below, t1, xp)
+    return not_negative(xp.sum(xp.where(positive, present, p_power / (2 - t1)), axis=axis), xp=xp)
+
+
+def log_quotient(y: Array, log_p: Array, *, log_y: Array | None = None, xp: Any) -> tuple[Array, Array, Array, Array]:
+    """Whether y > 0; log y, which is 0 elsewhere; and d = log(y / y_hat), 0 elsewhere, cut into d >= 0 and d <= 0."""
     positive = y > 0 if log_y is None else log_y > -math.inf
     log_y = xp.log(xp.where(positive, y, 1.0)) if log_y is None else xp.where(positive, log_y, 0.0)
-    d = log_y - log_p
-    above, below = xp.where(d < 0, 0.0, d), xp.where(d < 0, d, 0.0)
-    y_power, p_power = xp.exp((2 - t1) * log_y), xp.exp((2 - t1) * log_p)
-    y_power = xp.where(y_power < 1e-37, 1e-37, y_power)  # not 0, so that the loss of a masked class is infinite
-    smaller = (3 - t1 - abs(1 - t1)) / 2  # min(1, 2 - t1): e^d phi_{1-t1}(d) = e^(smaller d) phi_{abs(1-t1)}(d)
-    present = y_power * (phi(above, t1 - 1, xp=xp) - phi(above, t1 - 2, xp=xp)) + p_power * (
-        xp.exp(smaller * below) * phi(below, abs(1 - t1), xp=xp) - phi(below, 2 - t1, xp=xp)
-    )
-    return _not_negative(xp.sum(xp.where(positive, present, p_power / (2 - t1)), axis=axis), xp)
+    d = xp.where(positive, log_y - log_p, 0.0)  # finite elsewhere, for derivatives
+    falls = d < 0
+    return positive, log_y, xp.where(falls, 0.0, d), xp.where(falls, d, 0.0)
+
+
+def _target_power(log_y: Array, t1: Temperature, xp: Any) -> Array:
+    """y^(2-t1), but not 0, so that the loss of a masked class is infinite."""
+    power = xp.exp((2 - t1) * log_y)
+    return xp.where(power < 1e-37, 1e-37, power)
+
+
+def _second_form(d: Array, t1: Temperature, xp: Any) -> Array:
+    """e^d phi_{1-t1}(d) - phi_{2-t1}(d) for d <= 0, with e^d phi_{1-t1}(d) = e^(smaller d) phi_{abs(1-t1)}(d)."""
+    smaller = (3 - t1 - abs(1 - t1)) / 2  # min(1, 2 - t1)
+    return xp.exp(smaller * d) * phi(d, abs(1 - t1), xp=xp) - phi(d, 2 - t1, xp=xp)
 
 
 def label_loss(is_label: Array, log_p: Array, t1: Temperature, *, axis: int, xp: Any) -> Array:
     """`loss` of a one-hot target: -log_t1 y_hat_c - (1 - sum_i y_hat_i^(2-t1)) / (2 - t1), c where `is_label`."""
     d = -xp.sum(xp.where(is_label, log_p, 0.0), axis=axis)
     others = xp.sum(xp.where(is_label, 0.0, xp.exp((2 - t1) * log_p)), axis=axis) / (2 - t1)
-    return _not_negative(phi(d, t1 - 1, xp=xp) - phi(d, t1 - 2, xp=xp) + others, xp)
+    return not_negative(phi(d, t1 - 1, xp=xp) - phi(d, t1 - 2, xp=xp) + others, xp=xp)
 
 
-def _not_negative(divergence: Array, xp: Any) -> Array:
+def not_negative(divergence: Array, *, xp: Any) -> Array:
     return xp.where(divergence < 0, 0.0, divergence)  # only rounding takes it below 0
 
 
@@ -499,19 +508,13 @@ def _absent_slope(log_p: Array, t1: Temperature, xp: Any) -> Array:
 
 def _slope(y: Array, log_p: Array, t1: Temperature, log_y: Array | None, axis: int, xp: Any) -> Array:
     """The derivative of `loss` in t1: of each of its two forms where that is a sum of terms that are not negative."""
-    positive = y > 0 if log_y is None else log_y > -math.inf
-    log_y = xp.log(xp.where(positive, y, 1.0)) if log_y is None else xp.where(positive, log_y, 0.0)
-    d = xp.where(positive, log_y - log_p, 0.0)  # finite elsewhere, for derivatives
-    above, below = xp.where(d < 0, 0.0, d), xp.where(d < 0, d, 0.0)
-    log_p_below = xp.where(d < 0, log_p, 0.0)
+    positive, log_y, above, below = log_quotient(y, log_p, log_y=log_y, xp=xp)
+    log_p_below = xp.where(below < 0, log_p, 0.0)
     up = _phi_or_limit(above, t1 - 1, xp) - _phi_or_limit(above, t1 - 2, xp)
     up = phi_slope(above, t1 - 1, xp=xp) - phi_slope(above, t1 - 2, xp=xp) - xp.where(log_y < 0, log_y * up, 0.0)
-    smaller = (3 - t1 - abs(1 - t1)) / 2  # as in `loss`
     down = bend(below, t1 - 2, 2 - t1, xp=xp) - bend(below, t1 - 1, 2 - t1, xp=xp)
-    down = down - log_p_below * (xp.exp(smaller * below) * phi(below, abs(1 - t1), xp=xp) - phi(below, 2 - t1, xp=xp))
-    y_power = xp.exp((2 - t1) * log_y)
-    y_power = xp.where(y_power < 1e-37, 1e-37, y_power)  # as in `loss`
-    present = y_power * up + xp.exp((2 - t1) * log_p_below) * down
+    down = down - log_p_below * _second_form(below, t1, xp)
+    present = _target_power(log_y, t1, xp) * up + xp.exp((2 - t1) * log_p_below) * down
     return xp.sum(xp.where(positive, present, _absent_slope(log_p, t1, xp)), axis=axis)
 
 
@@ -566,14 +569,29 @@ def normalizer_pushforward(at: State, t: Temperature, *, da: Array, dt: Array, a
     return change if dt is None else change + normalizer_slope(at, t, axis=axis, xp=xp) * dt
 
 
-def pushforward(da: Array, log_p: Array, t: Temperature, *, outside: Array = True, axis: int, xp: Any) -> Array:
-    """The change of log y_hat with the logits: d log y_hat_i = y_hat_i^(t-1) (da_i - sum_j e_j da_j)."""
-    mean = xp.sum(escort(log_p, t, outside=outside, axis=axis, xp=xp) * da, axis=axis)
-    return power(log_p, t - 1, outside=outside, xp=xp) * (da - mean)
+def softmax_pushforward(
+    log_p: Array, t: Temperature, *, da: Array, dt: Array, outside: Array = True, axis: int, xp: Any
+) -> tuple[Array, Array]:
+    """The changes of log y_hat and of lambda_t with the logits and with t. None means no change.
+
+    dlambda_t = sum_j e_j da_j,      d log y_hat_i = y_hat_i^(t-1) (da_i - dlambda_t)      for the logits
+    """
+    d_log_p, d_lambda = xp.zeros_like(log_p), xp.zeros_like(xp.max(log_p, axis=axis))
+    if da is not None:
+        d_lambda = d_lambda + xp.sum(escort(log_p, t, outside=outside, axis=axis, xp=xp) * da, axis=axis)
+        d_log_p = d_log_p + power(log_p, t - 1, outside=outside, xp=xp) * (da - d_lambda)
+    if dt is not None:
+        d_lambda = d_lambda + log_partition_slope(log_p, t, axis=axis, xp=xp) * dt
+        d_log_p = d_log_p + log_probs_slope(log_p, t, axis=axis, xp=xp) * dt
+    return d_log_p, d_lambda
 
 
-def pullback(g: Array, log_p: Array, t: Temperature, *, axis: int, xp: Any) -> Array:
-    """The gradient in the logits of sum_i g_i log y_hat_i: the transpose of `pushforward`."""
+def softmax_pullback(log_p: Array, t: Temperature, *, g_log_p: Array, g_lambda: Array, axis: int, xp: Any) -> Array:
+    """The gradient in the logits of sum_i g_i log y_hat_i + g_lambda lambda_t, which has at least one of its terms."""
+    e = escort(log_p, t, axis=axis, xp=xp)
+    if g_log_p is None:
+        return e * g_lambda
     outside = log_p == -math.inf
-    v = xp.where(outside, 0.0, g) * xp.exp((t - 1) * xp.where(outside, 0.0, log_p))
-    return v - escort(log_p, t, axis=axis, xp=xp) * xp.sum(v, axis=axis)
+    v = xp.where(outside, 0.0, g_log_p) * xp.exp((t - 1) * xp.where(outside, 0.0, log_p))
+    total = xp.sum(v, axis=axis)
+    return v - e * (total if g_lambda is None else total - g_lambda)

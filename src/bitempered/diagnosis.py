@@ -7,12 +7,15 @@ import numpy as np
 __all__ = ["learning_problem"]
 
 
-def learning_problem(labels: Any, predicted: Any, num_classes: int, *, names: Any = None) -> str | None:
+def learning_problem(
+    labels: Any, predicted: Any, num_classes: int, *, names: Any = None, weight: Any = None
+) -> str | None:
     """Say that predictions are no better than one constant answer, or that classes were given up; None if neither.
 
     `labels` and `predicted` are class numbers below `num_classes`. A class counts as given up if it is never predicted
-    although it has at least 10 labels and a quarter of an even share. The sentence has the `names` of the classes, or
-    their numbers.
+    although it has at least 10 labels and a quarter of an even share. With a `weight` for each label, classes with less
+    than a quarter of an even share of the weight are left out altogether. The sentence has the `names` of the classes,
+    or their numbers.
 
     >>> learning_problem([0, 1, 2, 2], [2, 2, 2, 2], 3)
     'every row is predicted as class 2'
@@ -21,6 +24,10 @@ def learning_problem(labels: Any, predicted: Any, num_classes: int, *, names: An
     """
     names = range(num_classes) if names is None else names
     labels, predicted = np.asarray(labels), np.asarray(predicted)
+    if weight is not None:
+        share = np.bincount(labels, weight / weight.max(), minlength=num_classes)
+        common = (share >= share.sum() / (4 * num_classes))[labels]
+        labels, predicted = labels[common], predicted[common]
     counts, guesses = (np.bincount(x, minlength=num_classes) for x in (labels, predicted))
     if not len(labels) or counts.max() == len(labels):
         return None

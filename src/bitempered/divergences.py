@@ -192,14 +192,12 @@ def _bregman(y: Array, y_hat: Array, t: float, xp: Any) -> Array:
 def _from_two(y: Array, y_hat: Array, t: float, xp: Any) -> Array:
     """`core.loss` with its two forms exchanged: for t >= 2, y^(2-t) grows as y shrinks."""
     positive = (y > 0) & (y_hat > 0)
-    log_y, log_p = xp.log(xp.where(positive, y, 1.0)), xp.log(xp.where(positive, y_hat, 1.0))
-    d = log_y - log_p
-    above, below = xp.where(d < 0, 0.0, d), xp.where(d < 0, d, 0.0)
+    log_p = xp.log(xp.where(positive, y_hat, 1.0))
+    _, log_y, above, below = core.log_quotient(xp.where(positive, y, 1.0), log_p, xp=xp)
     per_class = xp.exp((2 - t) * log_p) * (
         xp.exp(above) * core.phi(above, 1 - t, xp=xp) - core.phi(above, 2 - t, xp=xp)
     ) + xp.exp((2 - t) * log_y) * (core.phi(below, t - 1, xp=xp) - core.phi(below, t - 2, xp=xp))
-    divergence = xp.sum(xp.where(positive, per_class, math.inf), axis=-1)
-    return xp.where(divergence < 0, 0.0, divergence)  # only rounding takes it below 0
+    return core.not_negative(xp.sum(xp.where(positive, per_class, math.inf), axis=-1), xp=xp)
 
 
 def _log(x: Array, xp: Any) -> Array:

@@ -34,7 +34,15 @@ from bitempered.checks import (
     check_temperatures,
     is_integer,
 )
-from bitempered.encoding import encode_binary, encode_classes, namespace, nan_if_negative, weigh_elements, widen
+from bitempered.encoding import (
+    encode_binary,
+    encode_classes,
+    namespace,
+    nan_if_negative,
+    rescaled,
+    weigh_elements,
+    widen,
+)
 
 try:
     import jax
@@ -348,11 +356,7 @@ def _solution_jvp(axis: int, primals: Any, tangents: Any) -> Any:
     at, t = _state(a, m, t, axis), _value(t)
     da, dt = _change(da), _change(dt)
     dm = core.normalizer_pushforward(at, t, da=da, dt=dt, axis=axis, xp=xp)
-    d_partition = jnp.zeros_like(m)
-    if da is not None:
-        d_partition += xp.sum(at.escort * da, axis=axis)
-    if dt is not None:
-        d_partition += core.log_partition_slope(at.log_p, t, axis=axis, xp=xp) * dt
+    _, d_partition = core.softmax_pushforward(at.log_p, t, da=da, dt=dt, outside=at.outside, axis=axis, xp=xp)
     return (m, partition), (dm, d_partition)
 
 
@@ -367,19 +371,14 @@ def _log_probs_jvp(axis: int, primals: Any, tangents: Any) -> Any:
     a, m, t = primals
     da, _, dt = map(_change, tangents)  # m is a function of a and t: its share is in theirs
     at, t = _state(a, m, t, axis), _value(t)
-    d_log_p = jnp.zeros_like(at.log_p)
-    if da is not None:
-        d_log_p += core.pushforward(da, at.log_p, t, outside=at.outside, axis=axis, xp=xp)
-    if dt is not None:
-        d_log_p += core.log_probs_slope(at.log_p, t, axis=axis, xp=xp) * dt
+    d_log_p, _ = core.softmax_pushforward(at.log_p, t, da=da, dt=dt, outside=at.outside, axis=axis, xp=xp)
     return at.log_p, d_log_p
 
 
 def _state(a: Array, m: Array, t: Any, axis: int) -> core.State:
     """`core.state` with the derivatives of `_log_probs`; m is that of `_solution(a, t)`."""
-    u, log_p, t = core.gaps(a, axis=axis, xp=xp), _log_probs(a, m, t, axis), _value(t)
-    outside = core.outside(u, m, t, xp=xp)
-    return core.State(u, m, log_p, outside, core.escort(log_p, t, outside=outside, axis=axis, xp=xp))
+    u, log_p = core.gaps(a, axis=axis, xp=xp), _log_probs(a, m, t, axis)
+    return core.state(u, m, _value(t), log_p=log_p, axis=axis, xp=xp)
 
 
 def _change(tangent: Any) -> Any:
@@ -430,16 +429,29 @@ def _elementwise(function: Any, by_x: Any, by_t: Any) -> Any:
     return value
 
 
+def _log_t_slope(x: Array, t: Any) -> Array:
+    """The derivative of `core.log_t` in t. Its limits at x = 0 and at inf are both those of `core.phi_slope` at inf."""
+    above = x > 1
+    gap = jnp.where(above, 1.0, -1.0) * jnp.log(x)
+    return -core.phi_slope(gap, jnp.where(above, 1 - t, t - 1), xp=xp)
+
+
+def _exp_t_slope(y: Array, t: Any) -> Array:
+    """The derivative of `core.exp_t` in t where its value is y: y (e^((t-1) l) - 1 - (t-1) l) / (t-1)^2, l = log y."""
+    return jnp.where(y == 0, 0.0, core.bend(jnp.log(jnp.where(y == 0, 1.0, y)), t - 1, 1, xp=xp))
+
+
+def _exp_t_power(y: Array, t: Any) -> Array:
+    """The derivative y^t of `core.exp_t` in x where its value is y."""
+    return jnp.where(y == 0, 0.0, jnp.exp(t * jnp.log(jnp.where(y == 0, 1.0, y))))
+
+
 _log_t = _elementwise(
     core.log_t,
     lambda x, y, t: jnp.power(x, -t),  # the chain rule gives 0 times inf at x = 0
-    lambda x, y, t: core.log_t_slope(x, t, xp=xp),
+    lambda x, y, t: _log_t_slope(x, t),
 )
-_exp_t = _elementwise(
-    core.exp_t,
-    lambda x, y, t: jnp.where(y == 0, 0.0, jnp.exp(t * jnp.log(jnp.where(y == 0, 1.0, y)))),  # y^t
-    lambda x, y, t: core.exp_t_slope(y, t, xp=xp),
-)
+_exp_t = _elementwise(core.exp_t, lambda x, y, t: _exp_t_power(y, t), lambda x, y, t: _exp_t_slope(y, t))
 
 
 # Each of these two is one program even if the caller does not use jit: dozens of operations would cost far more.
@@ -458,9 +470,7 @@ def _loss(a: Array, y: Array, w: Array | None, t1: Any, t2: Any, *, axis: int, i
     y = nan_if_negative(y, w, xp=xp)
     outer: Any = 1.0
     if rescale:
-        inner, outer = core.scales(a.shape[axis], _value(t1), _value(t2))
-        masked = a == -math.inf  # it stays masked, and has no derivative in t2
-        a = jnp.where(masked, a, inner * jnp.where(masked, 0.0, a))
+        a, outer = rescaled(a, _value(t1), _value(t2), classes=a.shape[axis], xp=xp)
     m, _ = _solution(a, t2, axis)
     return outer * _weighted_loss(a, m, y, w, t1, t2, axis, is_label)
 

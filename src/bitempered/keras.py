@@ -38,11 +38,12 @@ from bitempered.checks import (
     check_logits,
     check_probabilities,
     check_rescale,
+    check_rescale_option,
     check_temperature,
     check_temperatures,
     sum_tolerance,
 )
-from bitempered.encoding import compute_dtype, encode_binary, encode_classes, namespace, nan_if_negative
+from bitempered.encoding import compute_dtype, encode_binary, encode_classes, namespace, nan_if_negative, rescaled
 
 try:
     import keras
@@ -111,7 +112,7 @@ class _Loss(keras.losses.Loss):
         self._numbers = dict(zip(("t1", "t2"), check_temperatures(t1, t2), strict=True))
         self._metric: Temperatures | None = None
         self._traced = False  # whether a compiled step may have the numbers as constants
-        check_rescale(rescale, 2, 1.0)
+        check_rescale_option(rescale)
         self.rescale = rescale
         check_label_smoothing(label_smoothing)
         self.label_smoothing = label_smoothing
@@ -148,7 +149,7 @@ class _Loss(keras.losses.Loss):
         pair = check_temperatures(**self._numbers)
         check_rescale(self.rescale, classes, self.t2)
         if self._metric is None:
-            if keras.backend.backend() != "torch":  # which reads the numbers anew, or compiles anew
+            if keras.backend.backend() != "torch":  # PyTorch reads the numbers anew in each step, or compiles anew
                 self._traced = self._traced or _values(like) is None
             return pair
         t1, t2 = (ops.convert_to_tensor(variable.value, dtype=self.dtype) for variable in self._metric.variables)
@@ -291,8 +292,8 @@ class BiTemperedBinaryLogisticLoss(_Loss):
 def _losses(a: Tensor, y: Tensor, t1: Any, t2: Any, *, axis: int, is_label: bool, rescale: bool) -> Tensor:
     """The loss of each example; NaN where a y is negative or NaN."""
     if rescale:
-        inner, outer = core.scales(a.shape[axis], t1, t2)
-        return outer * _losses(inner * a, y, t1, t2, axis=axis, is_label=is_label, rescale=False)
+        a, outer = rescaled(a, t1, t2, classes=a.shape[axis], xp=xp)
+        return outer * _losses(a, y, t1, t2, axis=axis, is_label=is_label, rescale=False)
     y = nan_if_negative(y, None, xp=xp)
     u, m = core.solve(ops.stop_gradient(a), t2, axis=axis, xp=xp)
     target = core.weigh(y, None, is_label=is_label, axis=axis, xp=xp)

@@ -285,11 +285,11 @@ def _weighted_loss(
 ) -> tuple[Array, Array]:
     """Return the loss of each example and its gradient in the logits, which is empty unless `with_gradient`."""
     inner, outer = factors(rescale, a.shape[axis], t1, t2)
-    u, m = core.solve(inner * a, t2, axis=axis, xp=xp)
     if not with_gradient:
+        u, m = core.solve(inner * a, t2, axis=axis, xp=xp)
         losses = core.weighted_loss(target, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp)
         return outer * np.squeeze(losses, axis), np.empty(0)
-    at = core.state(u, m, t2, axis=axis, xp=xp)
+    at = core.solved(inner * a, t2, axis=axis, xp=xp)
     losses = core.weighted_loss(target, at.log_p, t1, axis=axis, xp=xp)
     gradient = core.weighted_gradient(target, at, t1, t2, axis=axis, xp=xp)
     return outer * np.squeeze(losses, axis), (inner * outer) * gradient

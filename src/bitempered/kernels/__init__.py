@@ -12,13 +12,14 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bitempered.kernels import cpu, hooks
 
-__all__ = ["choose", "choose_core", "use"]
+__all__ = ["choose", "require_core", "use"]
 
 NAMES = ("core", "triton", "cpu")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -44,49 +45,52 @@ def use(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
-def choose(logits: Tensor, target: Tensor | None, axis: int | None) -> str:
-    """Return the name of the implementation for a loss or, without a target, for a tempered softmax.
-
-    `axis` is the class axis, None for a binary loss.
-    """
+def choose(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ...] = ()) -> str:
+    """Return the name of the implementation for a loss over classes or, without a target, for a tempered softmax."""
+    for t in temperatures:
+        if isinstance(t, Tensor):
+            require_core(_what(target), "it takes temperatures that are numbers, got a tensor")
+            return "core"
     if torch.compiler.is_compiling():
         # The compiler can fuse core. A loss on the GPU uses the kernel, as an opaque operator, but not in torch.export:
         # exported programs run without this package. Unless strict, export traces without Dynamo.
         operator = logits.is_cuda and target is not None and torch.compiler.is_dynamo_compiling()
-        return "triton" if operator and _triton_cannot(logits, target, axis) is None else "core"
+        return "triton" if operator and _triton_cannot(logits, target) is None else "core"
     forced = _forced.get()
     name = forced or ("triton" if logits.is_cuda else "cpu" if logits.is_cpu else "core")
     if name == "core":
         return name
-    refusal = (_triton_refuses if name == "triton" else _cpu_refuses)(logits, target, axis)
+    refusal = (_triton_refuses if name == "triton" else _cpu_refuses)(logits, target)
     if refusal and forced:
-        raise _cannot(name, "softmax" if target is None else "loss", refusal)
+        raise _cannot(name, _what(target), refusal)
     return "core" if refusal else name
 
 
-def choose_core(what: str, reason: str) -> None:
-    """Raise RuntimeError if another kernel is forced, where for some `reason` only core computes `what`."""
+def require_core(what: str, reason: str) -> None:
+    """Raise RuntimeError if a kernel is forced that for this `reason` cannot compute `what`: only core can."""
     forced = None if torch.compiler.is_compiling() else _forced.get()
     if forced not in (None, "core"):
         raise _cannot(forced, what, reason)
+
+
+def _what(target: Tensor | None) -> str:
+    return "softmax" if target is None else "loss"
 
 
 def _cannot(name: str, what: str, reason: str) -> RuntimeError:
     return RuntimeError(f"the {name} kernel cannot compute this {what}: {reason}")
 
 
-def _triton_refuses(logits: Tensor, target: Tensor | None, axis: int | None) -> str | None:
+def _triton_refuses(logits: Tensor, target: Tensor | None) -> str | None:
     """Why the Triton kernels cannot compute this, or None."""
     if not logits.is_cuda:
         return f"it needs logits on a CUDA device, got {logits.device}"
-    return _triton_cannot(logits, target, axis) or _not_plain(logits, target)
+    return _triton_cannot(logits, target) or _not_plain(logits, target)
 
 
-def _triton_cannot(logits: Tensor, target: Tensor | None, axis: int | None) -> str | None:
+def _triton_cannot(logits: Tensor, target: Tensor | None) -> str | None:
     if not _HAS_TRITON:
         return "triton is not installed"
-    if axis is None:
-        return "it takes logits with a class dimension"
     if logits.dtype == torch.float64:
         return "it computes in float32, got float64 logits"
     if target is not None and (target.requires_grad or target.dtype == torch.float64):
@@ -101,11 +105,11 @@ def _not_plain(logits: Tensor, target: Tensor | None) -> str | None:
     return hooks.why_not_plain(logits, target)
 
 
-def _cpu_refuses(logits: Tensor, target: Tensor | None, axis: int | None) -> str | None:
+def _cpu_refuses(logits: Tensor, target: Tensor | None) -> str | None:
     """Why the CPU kernel cannot compute this loss, or None."""
     if not logits.is_cpu:
         return f"it needs logits on the CPU, got {logits.device}"
-    if axis is None or target is None or target.is_floating_point():
+    if target is None or target.is_floating_point():
         return "it takes class indices"
     if logits.dtype != torch.float32:
         return f"it computes in float32, got {logits.dtype} logits"
@@ -114,5 +118,5 @@ def _cpu_refuses(logits: Tensor, target: Tensor | None, axis: int | None) -> str
     refusal = _not_plain(logits, target)
     if refusal:
         return refusal
-    made = cpu.library()
-    return str(made) if isinstance(made, cpu.Unavailable) else None
+    library = cpu.library()
+    return str(library) if isinstance(library, cpu.Unavailable) else None

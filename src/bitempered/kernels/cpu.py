@@ -1,18 +1,12 @@
 """The loss of class indices in float32 on a CPU: cpu.c, compiled into a library at first use.
 
-We chose C by measurement: nanoseconds per logit for loss and gradient at (0.8, 1.2) on one core of a busy machine, and
-other costs.
+Smoothed targets are computed in float64, which takes longer.
 
-    classes                                    10   100   1,000   16,000   first use   every start   a call
-    cpu.c, gcc 12 and ctypes                   17     7       4        4         2 s             -     2 us
-    a plainer version in Numba 0.68, by row    55    11       5        5    5 to 9 s           1 s     6 us
-
-Smoothed targets are computed in float64, which takes 2 to 5 times as long.
-
-Numba would bring a second thread pool, and the flag that lets LLVM vectorise sums also lets it remove the rounding step
-of exp2. torch.compile (`bitempered bench`) recompiles for new shapes and options, and cannot stop when a row has
-converged. The wheel stays pure Python. Without a compiler, core computes the loss, and the logger "bitempered" warns
-why. BITEMPERED_CPU_KERNEL=0 in the environment turns the kernel off.
+Why C: a version in Numba was slower, above all for few classes, at every start and in every call. Numba would also
+bring a second thread pool, and the flag that lets LLVM vectorise sums also lets it remove the rounding step of exp2.
+torch.compile (`bitempered bench`) recompiles for new shapes and options, and cannot stop when a row has converged. The
+wheel stays pure Python. Without a compiler, core computes the loss, and the logger "bitempered" warns why.
+BITEMPERED_CPU_KERNEL=0 in the environment turns the kernel off.
 """
 
 import ctypes

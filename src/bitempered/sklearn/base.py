@@ -48,18 +48,11 @@ class TemperedClassifier(ClassifierMixin, BaseEstimator):
         self.scale_, _ = factors(self.rescale, len(self.classes_), t1, t2)
 
     def _warn_unless_learnt(self, logits: Array, labels: Array, weight: Array, advice: str) -> None:
-        """Warn if the fit predicts the same class for all training examples, or one of the classes never.
-
-        It may give up a class with less than a quarter of an even share of the weight. At the ordinary logistic loss
-        there is no warning, as in scikit-learn.
-        """
+        """Warn of a `learning_problem` with the training examples; not at (1, 1), as in scikit-learn."""
         if (self.t1_, self.t2_) == (1, 1):
             return
-        classes = len(self.classes_)
-        share = np.bincount(labels, weight / weight.max(), minlength=classes)
-        common = (share >= share.sum() / (4 * classes))[labels]
         best = all_logits(logits).argmax(axis=1)
-        problem = learning_problem(labels[common], best[common], classes, names=self.classes_)
+        problem = learning_problem(labels, best, len(self.classes_), names=self.classes_, weight=weight)
         if problem is not None:
             warnings.warn(
                 f"the fit at temperatures ({self.t1_:g}, {self.t2_:g}) has not learnt all classes: {problem}."

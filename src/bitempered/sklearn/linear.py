@@ -45,8 +45,8 @@ class BiTemperedLogisticRegression(TemperedClassifier):
         max_iter: the most iterations of L-BFGS, over all temperatures.
         tol: L-BFGS has converged when no entry of the gradient, in its internal units, exceeds `tol`, or when rounding
             stops it below 1e-6. If it stops earlier, a ConvergenceWarning says at which temperatures, and the
-            coefficients are those found there. Many classes of unequal sizes are hard with heavy tails: 20 of them
-            took about 80 iterations at (0.5, 2), and 400 at (0.5, 4).
+            coefficients are those found there. Many classes of unequal sizes with heavy tails take the
+            most iterations.
         warm_start: whether to start from the last fit's solution, directly at (t1, t2).
         rescale: as in `bitempered.numpy.bi_tempered_logistic_loss`. True lets C mean the same at all temperatures.
             With False, the paper's loss, its gradient shrinks like K^-(t2-t1) in the number K of classes, and far from
@@ -58,7 +58,8 @@ class BiTemperedLogisticRegression(TemperedClassifier):
         t1_, t2_, scale_: the temperatures of the fit, and K^(t2-1) with `rescale`, otherwise 1. `predict_proba` is
             `tempered_softmax(scale_ * logits, t2_)`.
 
-    If the fit predicts the same class for all examples, or one of the classes never, a ConvergenceWarning says so.
+    If the fit is no better than one constant answer, or gives up a class (`bitempered.diagnosis.learning_problem`), a
+    ConvergenceWarning says so, except at (1, 1).
 
     X may be a dense or a sparse matrix; the computation is in float64.
 
@@ -278,8 +279,7 @@ class _Objective:
 
     def _losses(self, a: Array) -> tuple[Array, Array]:
         """The loss of each example and its gradient in the unscaled logits, solved from the last call's solution."""
-        u, m = core.solve(a, self.t2, last=self.last, axis=0, xp=xp)
-        self.last = core.state(u, m, self.t2, axis=0, xp=xp)
+        self.last = core.solved(a, self.t2, last=self.last, axis=0, xp=xp)
         losses = core.label_loss(self.is_label, self.last.log_p, self.t1, axis=0, xp=xp)[0]
         gradient = core.gradient(self.y, self.last, self.t1, self.t2, axis=0, xp=xp)
         return self.outer * losses, self.inner * self.outer * gradient
@@ -299,8 +299,7 @@ class _Objective:
 
         def curvature(a: Array) -> Array:
             with np.errstate(all="ignore"):
-                u, m = core.solve(a, t2, axis=0, xp=xp)
-                each = core.curvature(core.state(u, m, t2, axis=0, xp=xp), t1, t2, axis=0, xp=xp)[-columns:]
+                each = core.curvature(core.solved(a, t2, axis=0, xp=xp), t1, t2, axis=0, xp=xp)[-columns:]
                 each *= self.inner**2 * self.outer
             return each if columns * features**2 <= 250_000 else np.mean(each, axis=0, keepdims=True)
 

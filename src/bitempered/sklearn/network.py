@@ -60,7 +60,8 @@ class BiTemperedMLPClassifier(TemperedClassifier):
             kept), and K^(t2_-1) with `rescale`, otherwise 1. `predict_proba` is
             `tempered_softmax(scale_ * logits, t2_)`.
 
-    If the fit predicts the same class for all examples, or one of the classes never, a ConvergenceWarning says so.
+    If the fit is no better than one constant answer, or gives up a class (`bitempered.diagnosis.learning_problem`), a
+    ConvergenceWarning says so, except at (1, 1).
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -162,7 +163,7 @@ class BiTemperedMLPClassifier(TemperedClassifier):
                 h = torch.from_numpy(X[rows].toarray() if sparse.issparse(X) else X[rows])
                 for w, b in zip(weights, biases, strict=True):
                     h = h @ w + b if w is weights[-1] else torch.relu(h @ w + b)
-                # Twice as fast as bitempered.torch on small batches: nothing is recorded for a backward pass.
+                # Faster than bitempered.torch on small batches: nothing is recorded for a backward pass.
                 logits = all_logits(h.detach().numpy())
                 losses, gradient = loss_and_grad(logits, labels[rows], t1, t2, rescale=self.rescale)
                 optimizer.zero_grad()

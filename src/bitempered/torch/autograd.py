@@ -80,20 +80,16 @@ class _LogSoftmax(torch.autograd.Function):
     def backward(ctx: Any, g_log_p: Tensor | None, g_lambda: Tensor | None) -> tuple[Any, ...]:
         log_p, t = ctx.saved_tensors
         t, axis = ctx.t if t is None else t, ctx.axis
-        grad = grad_t = None
+        if g_log_p is None and g_lambda is None:
+            return None, None, None
+        by_a = core.softmax_pullback(log_p, t, g_log_p=g_log_p, g_lambda=g_lambda, axis=axis, xp=xp).to(ctx.dtype)
+        if not ctx.needs_input_grad[1]:
+            return by_a, None, None
+        by_t = 0.0 if g_lambda is None else g_lambda * core.log_partition_slope(log_p, t, axis=axis, xp=xp)
         if g_log_p is not None:
-            grad = core.pullback(g_log_p, log_p, t, axis=axis, xp=xp)
-        if g_lambda is not None:
-            by_a = g_lambda * core.escort(log_p, t, axis=axis, xp=xp)
-            grad = by_a if grad is None else grad + by_a
-        if ctx.needs_input_grad[1]:
-            if g_log_p is not None:
-                inside = torch.where(log_p == -torch.inf, 0.0, g_log_p)
-                grad_t = xp.sum(inside * core.log_probs_slope(log_p, t, axis=axis, xp=xp), axis=axis)
-            if g_lambda is not None:
-                by_t = g_lambda * core.log_partition_slope(log_p, t, axis=axis, xp=xp)
-                grad_t = by_t if grad_t is None else grad_t + by_t
-        return (None if grad is None else grad.to(ctx.dtype)), grad_t, None
+            inside = torch.where(log_p == -torch.inf, 0.0, g_log_p)
+            by_t = by_t + xp.sum(inside * core.log_probs_slope(log_p, t, axis=axis, xp=xp), axis=axis)
+        return by_a, by_t, None
 
 
 class _LogSoftmaxForwardMode(_LogSoftmax):
@@ -101,15 +97,8 @@ class _LogSoftmaxForwardMode(_LogSoftmax):
     def jvp(ctx: Any, d_logits: Tensor | None, dt: Tensor | None, _: None) -> tuple[Tensor, Tensor]:
         log_p, t = ctx.saved_tensors
         t, axis = ctx.t if t is None else t, ctx.axis
-        d_log_p, d_lambda = torch.zeros_like(log_p), torch.zeros_like(xp.sum(log_p, axis=axis))
-        if d_logits is not None:
-            da = d_logits.to(log_p.dtype)
-            d_log_p = d_log_p + core.pushforward(da, log_p, t, axis=axis, xp=xp)
-            d_lambda = d_lambda + xp.sum(core.escort(log_p, t, axis=axis, xp=xp) * da, axis=axis)
-        if dt is not None:
-            d_log_p = d_log_p + dt * core.log_probs_slope(log_p, t, axis=axis, xp=xp)
-            d_lambda = d_lambda + dt * core.log_partition_slope(log_p, t, axis=axis, xp=xp)
-        return d_log_p, d_lambda
+        da = None if d_logits is None else d_logits.to(log_p.dtype)
+        return core.softmax_pushforward(log_p, t, da=da, dt=dt, axis=axis, xp=xp)
 
 
 class _Loss(torch.autograd.Function):

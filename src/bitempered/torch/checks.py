@@ -9,15 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitempered import checks
 from bitempered.checks import (
     FLOATS,
     bad_binary_probabilities,
     bad_probabilities,
     broadcasts,
     check_label_smoothing,
-    check_rescale,
+    check_rescale_option,
     check_temperature,
     check_temperatures,
+    expected_shape,
+    expected_target,
+    expected_weight,
     negative_weight,
     sum_tolerance,
     value_range,
@@ -44,6 +48,7 @@ def checked_class_options(
     reduction: str,
     label_smoothing: float,
     rescale: bool,
+    weight_name: str = "weight",
 ) -> tuple[Tensor, LossOptions]:
     """Validate everything except values. Returns the target, with class indices as int64, and the options.
 
@@ -66,9 +71,9 @@ def checked_class_options(
         except (AttributeError, TypeError):  # not tensors, or not hashable: the checks below say what is wrong
             key = None
     check_options(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
-    target, axis = _check_class_tensors(logits, target, weight, ignore_index)
+    target, axis = _check_class_tensors(logits, target, weight, ignore_index, weight_name)
     t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
-    check_rescale(rescale, logits.shape[axis], 1.0 if isinstance(t2, Tensor) else t2)
+    check_rescale(rescale, logits.shape[axis], t2)
     options = LossOptions(
         t1=t1,
         t2=t2,
@@ -142,9 +147,16 @@ def check_temperature_values(t1: Temperature, t2: Temperature) -> None:
     )
 
 
+def check_rescale(rescale: bool, classes: int, t2: Temperature) -> None:
+    """Validate the option `rescale`, and for a number t2 the size of its factor."""
+    check_rescale_option(rescale)
+    if not isinstance(t2, Tensor):
+        checks.check_rescale(rescale, classes, t2)
+
+
 def check_stored_options(t1: Temperature, t2: Temperature, rescale: bool) -> tuple[Temperature, Temperature, bool]:
     """Validate what a module stores, as far as possible without logits."""
-    check_rescale(rescale, 1, 1.0)
+    check_rescale_option(rescale)
     for name, t in (("t1", t1), ("t2", t2)):
         if isinstance(t, Tensor) and not t.is_floating_point():
             raise TypeError(f"{name} must be a number or a floating-point tensor, got {t.dtype}")
@@ -163,18 +175,16 @@ def _values(t: Temperature) -> str:
 
 
 def _check_class_tensors(
-    logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
+    logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, weight_name: str
 ) -> tuple[Tensor, int]:
     """Validate tensors, except their values. Returns the target, with class indices as int64, and the class axis."""
     check_floating(logits, "logits")
     axis = min(1, logits.dim() - 1)
     check_class_axis(logits, axis)
     target = _check_target(logits, target, axis, ignore_index)
-    _check_weight(weight, "weight", logits.device)
+    _check_weight(weight, weight_name, logits.device)
     if weight is not None and weight.shape != logits.shape[axis : axis + 1]:
-        raise RuntimeError(
-            f"weight must have one entry for each of the {logits.shape[axis]} classes, got shape {tuple(weight.shape)}"
-        )
+        raise RuntimeError(expected_weight(weight_name, logits.shape[axis], weight.shape))
     return target, axis
 
 
@@ -185,15 +195,13 @@ def check_binary_arguments(
     check_floating(logits, "logits")
     _check_tensor(target, "target")
     if target.shape != logits.shape:
-        raise ValueError(f"target must have the shape of logits, {tuple(logits.shape)}, got {tuple(target.shape)}")
+        raise ValueError(expected_shape("target must have", logits.shape, target.shape))
     if target.is_complex():
         raise RuntimeError(f"target must be real, got {target.dtype}")
     for name, value in (("weight", weight), ("pos_weight", pos_weight)):
         _check_weight(value, name, logits.device)
         if value is not None and not broadcasts(value.shape, logits.shape):
-            raise RuntimeError(
-                f"{name} must broadcast to the shape of logits, {tuple(logits.shape)}, got {tuple(value.shape)}"
-            )
+            raise RuntimeError(expected_shape(f"{name} must broadcast to", logits.shape, value.shape))
         check_not_negative(value, name)
     _check_values(
         target,
@@ -273,12 +281,9 @@ def _check_target(logits: Tensor, target: Tensor, axis: int, ignore_index: int) 
     if not indices and not target.is_floating_point():
         raise RuntimeError(f"target must hold class indices (integers) or probabilities (floats), got {target.dtype}")
     if target.shape != (rows if indices else logits.shape):
-        expected = (
-            f"target must be class indices (integers) of shape {tuple(rows)} or class probabilities (floats) of shape"
-            f" {tuple(logits.shape)}, got {target.dtype} of shape {tuple(target.shape)}"
-        )
         # If only the dtype does not match the shape, raise a RuntimeError, as torch does.
-        raise (RuntimeError if target.shape in (rows, logits.shape) else ValueError)(expected)
+        error = RuntimeError if target.shape in (rows, logits.shape) else ValueError
+        raise error(expected_target(rows, logits.shape, target.dtype, target.shape))
     if not indices and ignore_index >= 0:
         raise RuntimeError(f"ignore_index is for class indices, got {ignore_index} with class probabilities")
     return _as_target(target)

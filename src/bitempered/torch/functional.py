@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from bitempered import core, kernels
-from bitempered.checks import check_rescale, check_temperature
-from bitempered.encoding import weigh_elements
+from bitempered.checks import check_temperature
+from bitempered.encoding import rescaled, weigh_elements
 from bitempered.kernels.options import LossOptions
 from bitempered.torch.autograd import (
     Temperature,
@@ -20,6 +20,7 @@ from bitempered.torch.checks import (
     check_class_axis,
     check_floating,
     check_not_negative,
+    check_rescale,
     check_target_values,
     checked_class_options,
     temperature_per_example,
@@ -179,38 +180,31 @@ def class_loss(
 ) -> Tensor:
     """`bi_tempered_logistic_loss` of arguments that are valid except, perhaps, in their values, which it checks."""
     t1, t2, axis = options.t1, options.t2, options.axis
-    if isinstance(t1, Tensor) or isinstance(t2, Tensor):
-        kernels.choose_core("loss", "it takes temperatures that are numbers, got a tensor")
-        kernel = "core"
-    else:
-        kernel = kernels.choose(logits, target, axis)
-    factor: Temperature = 1.0
+    kernel = kernels.choose(logits, target, temperatures=(t1, t2))
+    outer: Temperature = 1.0
     if rescale:
-        logits, factor = _rescaled(logits, classes=logits.shape[axis], t1=t1, t2=t2, axis=axis)
-    if kernel != "triton":  # which asserts values on the device
+        logits, outer = _rescaled(logits, classes=logits.shape[axis], t1=t1, t2=t2, axis=axis)
+    if kernel != "triton":  # the Triton kernels assert values on the device
         check_not_negative(weight, "weight")
     if kernel != "core":  # "cpu" checks class indices itself
         if rescale:
-            return (loss_by_kernel(kernel, logits, target, weight, options, logits.dtype) * factor).to(dtype)
+            return (loss_by_kernel(kernel, logits, target, weight, options, logits.dtype) * outer).to(dtype)
         return loss_by_kernel(kernel, logits, target, weight, options, dtype)
     check_target_values(target, logits.shape[axis], options)
     losses = loss_per_example(logits, target, weight, options)
-    losses = losses * factor if rescale else losses
+    losses = losses * outer if rescale else losses
     return reduce_classes(losses, target, weight, options).to(dtype)
 
 
 def _rescaled(
     logits: Tensor, *, classes: int, t1: Temperature = 1.0, t2: Temperature, axis: int | None
 ) -> tuple[Tensor, Temperature]:
-    """The logits times K^(t2-1), in the dtype to compute in, and the factor K^(1-t1) of each example's loss."""
-    logit_scale, factor = core.scales(classes, t1, t2)
-    a = logits.to(compute_dtype(logits.dtype))
-    if not isinstance(logit_scale, Tensor):
-        return a * logit_scale, factor
-    # An infinite or ignored logit times a derivative of 0 would be NaN in the derivative in t2.
-    finite = a.isfinite()
-    scaled = torch.where(finite, a, 0.0) * (logit_scale if axis is None else along(logit_scale, axis))
-    return torch.where(finite, scaled, a), factor
+    """`rescaled` logits, in the dtype to compute in, and the factor of each example's loss."""
+    a = xp.widen(logits)
+    if isinstance(t2, Tensor) or torch.compiler.is_compiling():
+        return rescaled(a, t1, t2 if axis is None else along(t2, axis), classes=classes, xp=xp)
+    inner, outer = core.scales(classes, t1, t2)
+    return a * inner, outer
 
 
 def probabilities(logits: Tensor, t2: Temperature, *, axis: int, rescale: bool) -> Tensor:
@@ -221,7 +215,7 @@ def probabilities(logits: Tensor, t2: Temperature, *, axis: int, rescale: bool) 
         return tempered_softmax(logits, t2, axis)
     axis %= logits.dim()
     t2 = temperature_per_example(t2, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
-    check_rescale(rescale, logits.shape[axis], 1.0 if isinstance(t2, Tensor) else t2)
+    check_rescale(rescale, logits.shape[axis], t2)
     scaled, _ = _rescaled(logits, classes=logits.shape[axis], t2=t2, axis=axis)
     return tempered_softmax(scaled, t2, axis).to(result_dtype(logits))
 
@@ -232,7 +226,7 @@ def binary_probabilities(logits: Tensor, t2: Temperature, *, rescale: bool) -> T
     if not rescale:
         return tempered_sigmoid(logits, t2)
     t2 = temperature_per_example(t2, logits, logits.shape)
-    check_rescale(rescale, 2, 1.0 if isinstance(t2, Tensor) else t2)
+    check_rescale(rescale, 2, t2)
     scaled, _ = _rescaled(logits, classes=2, t2=t2, axis=None)
     return tempered_sigmoid(scaled, t2).to(result_dtype(logits))
 
@@ -272,13 +266,13 @@ def bi_tempered_binary_logistic_loss(
     """
     check_binary_arguments(logits, target, weight, pos_weight, reduction)
     t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape)
-    check_rescale(rescale, 2, 1.0 if isinstance(t2, Tensor) else t2)
-    kernels.choose(logits, target, None)  # raises if a kernel is forced: none computes this loss
+    check_rescale(rescale, 2, t2)
+    kernels.require_core("loss", "no kernel computes a binary loss")
     if pos_weight is not None:
         pos_weight = pos_weight.expand_as(logits)
-    a, factor = _rescaled(logits, classes=2, t1=t1, t2=t2, axis=None) if rescale else (logits, 1.0)
+    a, outer = _rescaled(logits, classes=2, t1=t1, t2=t2, axis=None) if rescale else (logits, 1.0)
     losses = loss_per_example(a, target, pos_weight, LossOptions(t1=t1, t2=t2, axis=None))
-    losses = losses * factor if rescale else losses
+    losses = losses * outer if rescale else losses
     if weight is not None:
         losses = weigh_elements(losses, weight, xp=xp)
     return reduce(losses, reduction).to(result_dtype(logits))
@@ -292,9 +286,7 @@ def _softmax(logits: Tensor, t: Temperature, dim: int, what: str) -> Tensor:
     check_class_axis(logits, dim)
     axis = dim % logits.dim()
     t = temperature_per_example(t, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
-    if isinstance(t, Tensor):
-        kernels.choose_core("softmax", "it takes a temperature that is a number, got a tensor")
-    elif kernels.choose(logits, None, axis) == "triton":
+    if kernels.choose(logits, None, temperatures=(t,)) == "triton":
         return softmax_by_kernel(logits, t, axis, what, result_dtype(logits))
     log_p, partition = log_softmax_and_partition(logits, t, axis)
     if what == "partition":

@@ -12,7 +12,7 @@ from torch import Tensor
 from bitempered import core
 from bitempered.kernels import cpu, hooks
 from bitempered.kernels.options import LossOptions
-from bitempered.torch.autograd import gradient_per_example, log_softmax_and_partition, xp
+from bitempered.torch.autograd import Temperature, gradient_per_example, log_softmax_and_partition, xp
 from bitempered.torch.reductions import safe_divisor
 
 
@@ -100,10 +100,9 @@ class _KernelSoftmax(torch.autograd.Function):
         if not torch.is_grad_enabled() and _has_memory(g):
             return triton_kernels().softmax_backward(g, logits, state, t, axis, what), None, None, None, None
         log_p, _ = log_softmax_and_partition(logits, t, axis)
-        if what == "partition":
-            grad = g.unsqueeze(axis) * core.escort(log_p, t, axis=axis, xp=xp)
-        else:
-            grad = core.pullback(g * log_p.exp() if what == "probabilities" else g, log_p, t, axis=axis, xp=xp)
+        g_lambda = g.unsqueeze(axis) if what == "partition" else None
+        g_log_p = None if what == "partition" else g * log_p.exp() if what == "probabilities" else g
+        grad = core.softmax_pullback(log_p, t, g_log_p=g_log_p, g_lambda=g_lambda, axis=axis, xp=xp)
         return grad.to(logits.dtype), None, None, None, None
 
 
@@ -121,6 +120,6 @@ def loss_by_kernel(
     return module.loss(logits, target, weight, options, dtype)
 
 
-def softmax_by_kernel(logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> Tensor:
+def softmax_by_kernel(logits: Tensor, t: Temperature, axis: int, what: str, dtype: torch.dtype) -> Tensor:
     """The "probabilities", their "logarithms" or the "partition" from the GPU kernel."""
     return _KernelSoftmax.apply(logits, t, axis, what, dtype)

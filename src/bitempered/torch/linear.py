@@ -120,7 +120,7 @@ def linear_bi_tempered_logistic_loss(
         hidden.detach().new_empty(()).expand(len(hidden), len(weight)),  # the shape of all logits, without their memory
         target.reshape(-1, len(weight)) if target.is_floating_point() else target.reshape(-1),
         class_weight, t1=t1, t2=t2, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing,
-        rescale=rescale,
+        rescale=rescale, weight_name="class_weight",
     )  # fmt: skip
     check_not_negative(class_weight, "class_weight")
     if torch.compiler.is_compiling():
@@ -141,7 +141,6 @@ class LinearBiTemperedLogisticLoss(nn.Module):
     """
 
     class_weight: Tensor | None
-    rescale = False
 
     def __init__(
         self,
@@ -245,7 +244,7 @@ def _by_triton(inputs: _Inputs, options: _LayerOptions) -> bool:
     if options.loss.label_smoothing > 0 or options.softcap is not None or options.rescale:
         return False
     chunk = hidden.detach().new_empty((0, len(weight)))  # like one of logits, but without rows
-    return kernels.choose(chunk, target[:0], options.loss.axis) == "triton"
+    return kernels.choose(chunk, target[:0]) == "triton"
 
 
 def _device_chunks(

@@ -32,7 +32,6 @@ class BiTemperedLogisticLoss(nn.Module):
     """
 
     weight: Tensor | None
-    rescale = False  # for modules stored whole by earlier versions
 
     def __init__(
         self,
@@ -83,7 +82,6 @@ class BiTemperedBinaryLogisticLoss(nn.Module):
 
     weight: Tensor | None
     pos_weight: Tensor | None
-    rescale = False
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The loss and its gradient: choosing a kernel and its arguments."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,18 @@ _REGISTERS = 64  # per thread in the pass over long rows: spills cost less than 
 _plans = Memo()
 
 
+class _Plan(NamedTuple):
+    """What the launches of a call repeat from an earlier one like it."""
+
+    launch: Any
+    pattern: Tensor  # of the losses: shape, dtype and device
+    strides: tuple[int, ...]
+    into_strides: tuple[int, ...]
+    values: tuple[Any, ...]  # the arguments of `loss_kernel` from `state_ptr` on
+    count: Any  # launches `divisor_kernel` and has its last arguments; None if the divisor is not counted apart
+    targets: tuple[int, ...]  # the sizes that `divisor_kernel` takes
+
+
 def loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype) -> Tensor:
     """The loss in `dtype`."""
     return _compute_as_planned(logits, target, weight, options, dtype, None)
@@ -37,8 +49,8 @@ def loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOpt
 def loss_and_gradient(
     logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    made = empty_gradient(logits, options.axis)
-    return _compute_as_planned(logits, target, weight, options, dtype, made), made
+    gradient = empty_gradient(logits, options.axis)
+    return _compute_as_planned(logits, target, weight, options, dtype, gradient), gradient
 
 
 def _compute_as_planned(
@@ -62,24 +74,25 @@ def _compute_as_planned(
             )  # fmt: skip
         plan = _plans.get(key)  # there is none for None
         if plan is not None:
-            launch, pattern, strides, into_strides, rest, count = plan
+            launch, pattern, strides, into_strides, values, count, targets = plan
             losses = torch.empty_like(pattern)
             total = None
             if count is not None:
+                launch_count, constants = count
                 divisor = torch.empty((), dtype=torch.float32, device=logits.device)
                 total = divisor.data_ptr()
-                count[0](labels, None, total, rest[2], *rest[4:6], *count[1])
+                launch_count(labels, None, total, *targets, *constants)
             # Addresses: Triton would ask every tensor for its own, which takes time.
-            launch(x, *strides, into, *into_strides, labels, None, None, 0, losses.data_ptr(), total, *rest)
+            launch(x, *strides, into, *into_strides, labels, None, None, 0, losses.data_ptr(), total, *values)
             return _finish(losses, options.reduction != "none", dtype)
     return _compute(logits, target, weight, options, dtype=dtype, gradient=gradient, key=key)
 
 
 def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
     """The gradient of sum(g * loss) in the logits, contiguous."""
-    made = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    _compute(logits, target, weight, options, gradient=made, g=g)
-    return made
+    result = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    _compute(logits, target, weight, options, gradient=result, g=g)
+    return result
 
 
 def chunk_loss(
@@ -143,12 +156,12 @@ def _compute(
     into, _, _, into_strides = (x, outer, inner, strides) if gradient is None else as_blocks(gradient, axis)
     geometry = tile_for(classes, inner, (x, strides), (into, into_strides))
     programs = outer * count_tiles(inner, geometry)
-    kept = torch.float32 if reduce or dtype is None else dtype
-    losses = torch.empty(shape if programs == 1 or not reduce else programs, dtype=kept, device=device)
+    losses_dtype = torch.float32 if reduce or dtype is None else dtype
+    losses = torch.empty(shape if programs == 1 or not reduce else programs, dtype=losses_dtype, device=device)
     weight = None if weight is None else weight.contiguous()
     labels = target.contiguous() if indices else target
     counted = divisor is not None or n > _COUNTED_BY_EACH or not indices or label_smoothing > 0
-    count = None
+    count, targets = None, (n, classes, ignore_index)
     if mean and counted and divisor is None:
         if not indices or n > _COUNTED_BY_ONE:
             divisor, key = mean_divisor(target, weight, axis=axis, ignore_index=ignore_index), None
@@ -156,8 +169,7 @@ def _compute(
             divisor = torch.empty((), dtype=torch.float32, device=device)
             constants = {"WEIGHTED": weight is not None, "COUNT": 4096, "num_warps": 8, **COMPILER_OPTIONS}
             with on_device_of(x):
-                targets = labels, weight, divisor, n, classes, ignore_index
-                count = launch_kernel(divisor_kernel, 1, targets, constants)
+                count = launch_kernel(divisor_kernel, 1, (labels, weight, divisor, *targets), constants)
     common = {
         **temperature_constants(t1, t2), **geometry, **ASSERTING_OPTIONS, "SAME": t1 == t2,
         "WEIGHTED": weight is not None, "MEAN": mean, "REDUCE": reduce, "WITH_LOSS": dtype is not None,
@@ -165,22 +177,20 @@ def _compute(
     }  # fmt: skip
     g_stride = 0 if g is None or reduce else 1
     g = g if g is None or reduce else g.contiguous()
-    arguments: tuple[Any, ...]
     with on_device_of(x):
         if indices and not label_smoothing:
-            arguments = (
-                x, *strides, into, *into_strides, labels, weight, g, g_stride, losses, divisor,
-                state, 0 if state is None else state.stride(0), n, inner, classes, ignore_index, t1, t2, t2 - 1,
-            )  # fmt: skip
+            tensors = (x, *strides, into, *into_strides, labels, weight, g, g_stride, losses, divisor)
+            state_stride = 0 if state is None else state.stride(0)
+            values = (state, state_stride, n, inner, classes, ignore_index, t1, t2, t2 - 1)
             common |= {"COUNTED": counted, "WITH_STATE": state is not None}
             if FAST_MATH and not geometry["SINGLE"]:
                 common["maxnreg"] = _REGISTERS
-            found = launch_kernel(loss_kernel, programs, arguments, common)
-            if key is not None and found is not None and x is logits and labels is target:
-                launch, rest = found
+            shortcut = launch_kernel(loss_kernel, programs, (*tensors, *values), common)
+            if key is not None and shortcut is not None and x is logits and labels is target:
+                launch, rest = shortcut
                 pattern = losses.new_empty(()).expand(losses.shape)
                 pattern.untyped_storage().resize_(0)  # keeps shape, dtype and device, but no memory in a graph's pool
-                _plans.keep(key, (launch, pattern, strides, into_strides, (*arguments[14:], *rest), count))
+                _plans.keep(key, _Plan(launch, pattern, strides, into_strides, (*values, *rest), count, targets))
         else:
             y, y_strides = (labels, (0, 0, 0)) if indices else as_blocks(target, axis)[::3]
             for name in ("SHIFT", "Q", "R", "E"):

@@ -35,7 +35,7 @@ def _scale_kernel(
 
 
 def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
-    """Multiply the gradient in place by g, a scalar or one number per row; free where g is 1."""
+    """Multiply the gradient in place by g, a scalar or one number per row. A large one is not touched where g is 1."""
     if gradient.numel() < _SMALL_GRADIENT:
         return gradient.mul_(g.unsqueeze(axis) if g.dim() else g)
     x, outer, inner, strides = as_blocks(gradient, axis)
