@@ -54,6 +54,17 @@ def test_the_paper_s_loss_collapses_and_a_warning_has_the_names_of_the_classes()
         network.fit(X, names[y])
 
 
+def test_a_fit_that_ends_on_the_way_has_the_temperatures_of_its_coefficients():
+    X, test, y = blobs(10)
+    model = BiTemperedLogisticRegression(0.5, 4.0, max_iter=5)
+    with pytest.warns(ConvergenceWarning, match=r"at temperatures \(.*\) on the way to \(0.5, 4\)"):
+        model.fit(X, y)
+    assert 1 <= model.t2_ < 4
+    assert model.scale_ == pytest.approx(10 ** (model.t2_ - 1))
+    wanted = bt.tempered_softmax(model.scale_ * model.decision_function(test), model.t2_)
+    np.testing.assert_allclose(model.predict_proba(test), wanted, rtol=1e-12)
+
+
 def test_a_class_of_little_weight_may_be_given_up():
     X, y = problem(2)
     rare = np.where(y == "a", 0.01, 1.0)

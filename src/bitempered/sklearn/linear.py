@@ -48,14 +48,15 @@ class BiTemperedLogisticRegression(TemperedClassifier):
             coefficients are those found there. Many classes of unequal sizes with heavy tails take the
             most iterations.
         warm_start: whether to start from the last fit's solution, directly at (t1, t2).
-        rescale: as in `bitempered.numpy.bi_tempered_logistic_loss`. True lets C mean the same at all temperatures.
+        rescale: as in `bitempered.numpy.bi_tempered_logistic_loss`. True lets C mean nearly the same at all temperatures.
             With False, the paper's loss, its gradient shrinks like K^-(t2-t1) in the number K of classes, and far from
             (1, 1) the default C leaves nothing but the penalty: you need a larger one.
 
     Attributes:
         classes_, coef_, intercept_, n_features_in_, feature_names_in_, n_iter_: as in LogisticRegression. `coef_` is
             (K, features), or (1, features) for two classes: the first has logit 0.
-        t1_, t2_, scale_: the temperatures of the fit, and K^(t2-1) with `rescale`, otherwise 1. `predict_proba` is
+        t1_, t2_, scale_: the temperatures of the coefficients, which are others than t1 and t2 only if `max_iter` ended
+            the fit on the way, and K^(t2_-1) with `rescale`, otherwise 1. `predict_proba` is
             `tempered_softmax(scale_ * logits, t2_)`.
 
     If the fit is no better than one constant answer, or gives up a class (`bitempered.diagnosis.learning_problem`), a
@@ -161,6 +162,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
             n_iter += result.nit
             if n_iter >= self.max_iter or (step == 1 and result.status != 1):
                 break
+        self._fitted_at(*temperatures)
         slope = abs(result.jac).max()
         # Values are exact to about 1e-16, and near the minimum change with the square of the gradient: below 1e-6 a
         # line search may find no better value, which counts as converged.
