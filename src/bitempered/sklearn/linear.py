@@ -48,7 +48,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
             coefficients are those found there. Many classes of unequal sizes with heavy tails take the
             most iterations.
         warm_start: whether to start from the last fit's solution, directly at (t1, t2).
-        rescale: as in `bitempered.numpy.bi_tempered_logistic_loss`. True lets C mean nearly the same at all temperatures.
+        rescale: as in `bitempered.numpy.bi_tempered_logistic_loss`. With True, C means nearly the same at every pair.
             With False, the paper's loss, its gradient shrinks like K^-(t2-t1) in the number K of classes, and far from
             (1, 1) the default C leaves nothing but the penalty: you need a larger one.
 
