@@ -1,7 +1,6 @@
 """Losses side by side under label noise: the runs behind `bitempered compare` and the paper's table 1."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -24,6 +23,7 @@ from bitempered.experiments.train import METRICS, Member, Training, train
 __all__ = [
     "FIXED",
     "NOISE",
+    "NOT_FINITE",
     "VARYING",
     "Cell",
     "Comparison",
@@ -36,6 +36,7 @@ __all__ = [
     "run",
 ]
 
+NOT_FINITE = "the training loss is not finite"
 NOISE = ("symmetric", "symmetric-all", "pair-flip", "class-dependent", "weak-model", "human")
 # Those that differ among the runs of one comparison, and those that do not.
 VARYING = ("noise", "loss", "numbers", "schedule", "rescale", "smoothing", "learning_rate", "seed")
@@ -265,7 +266,7 @@ def run_seed(
                 "train_last": last["noisy"][place], "validation_last": last["validation"][place],
                 "test_last": last["test"][place], "chosen_epoch": chosen["epoch"],
                 "validation_chosen": chosen["validation"][place], "test_chosen": chosen["test"][place],
-                "problem": problem(last, place, split.names),
+                "problem": problem(last, place),
                 "fleet": len(members), "fleet_seconds": last["seconds"],
             }
         )  # fmt: skip
@@ -273,18 +274,10 @@ def run_seed(
     return results, curves
 
 
-def problem(last: Row, place: int, names: tuple[str, ...] | None) -> str | None:
-    """Say what is wrong with a run after its last epoch, with the names of the classes; None if nothing is."""
-    if last["training_loss"][place] is None:
-        return "the training loss is not finite"
-    found: str | None = last["problem"][place]
-    if found is None or names is None:
-        return found
-    # "class 3" and "classes 3, 4 and 2 more".
-    numbers = re.search(r"class(?:es)? (\d+(?:, \d+)*)", found)
-    assert numbers is not None
-    named = ", ".join(f"{names[int(number)]:.40}" for number in numbers[1].split(", "))
-    return found[: numbers.start(1)] + named + found[numbers.end(1) :]
+def problem(last: Row, place: int) -> str | None:
+    """Say what is wrong with a run after its last epoch; None if nothing is."""
+    found: str | None = NOT_FINITE if last["training_loss"][place] is None else last["problem"][place]
+    return found
 
 
 def corrupt(

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from bitempered.experiments.cells import Cell, Comparison
+from bitempered.experiments.cells import NOT_FINITE, Cell, Comparison
 from bitempered.experiments.datasets import DATASETS, is_table
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.report import Pages, draw_curves, grid, made_by, png, spread, table_csv
@@ -215,7 +215,7 @@ def problem_notes(recipe: Comparison, rows: list[Row]) -> list[str]:
             continue
         where = f" at {level_name(recipe, level)}" if len(levels(recipe)) > 1 else ""
         found.append(f"! {loss}{where}, {len(bad)} of {len(here)} runs: {bad[0]['problem']} (validation rows).")
-        if "not finite" in bad[0]["problem"]:
+        if bad[0]["problem"] == NOT_FINITE:
             advice["smaller learning rates (--rates)"] = None
         else:
             advice |= dict.fromkeys(("larger learning rates (--rates)", "more --epochs"))

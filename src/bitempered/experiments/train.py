@@ -247,6 +247,7 @@ class Fleet:
         validation, test = (self.predict(part) for part in self.others)
         shown = self.predict(self.images[:SHOWN])
         means = (self.losses / steps).tolist()
+        names = None if self.split.names is None else [f"{name:.40}" for name in self.split.names]
         return {
             "training_loss": [round(value, 6) if math.isfinite(value) else None for value in means],
             "validation": fraction(validation == self.validation),
@@ -254,7 +255,7 @@ class Fleet:
             "clean": fraction(shown == self.clean[:SHOWN]),
             "noisy": fraction(shown == self.labels[:, :SHOWN]),
             "problem": [
-                learning_problem(labels, predicted, self.split.num_classes)
+                learning_problem(labels, predicted, self.split.num_classes, names=names)
                 for labels, predicted in zip(self.validation.cpu().numpy(), validation.cpu().numpy(), strict=True)
             ],
         }
