@@ -161,9 +161,10 @@ def compare(
     try:
         contenders = tuple(recipe.Contender.parse(loss) for loss in losses.split(","))
         request = recipe.request(
-            dataset, contenders, None if noise is None else numbers("noise", noise), seeds, epochs,
-            None if rates is None else numbers("rates", rates), noise_model, label_column, network,
-            None if test is None else str(test), data_dir, weight_decay,
+            dataset, contenders, levels=None if noise is None else numbers("noise", noise), seeds=seeds, epochs=epochs,
+            rates=None if rates is None else numbers("rates", rates), noise_model=noise_model,
+            label_column=label_column, network=network, test_file=None if test is None else str(test),
+            data_dir=data_dir, weight_decay=weight_decay,
         )  # fmt: skip
     except ValueError as error:
         fail(str(error), 2)
@@ -253,8 +254,9 @@ def tune(
 
     try:
         request = recipe.request(
-            dataset, loss, noise, trials, seeds, epochs, noise_model, label_column, network, clean, data_dir
-        )
+            dataset, loss, noise=noise, trials=trials, seeds=seeds, epochs=epochs, noise_model=noise_model,
+            label_column=label_column, network=network, clean=clean, data_dir=data_dir,
+        )  # fmt: skip
     except ValueError as error:
         fail(str(error), 2)
     device = choose_device(device)
@@ -313,7 +315,9 @@ def reproduce(
     try:
         from rich.console import Console
 
-        options = recipes.Options(choose_device(device), dataset, network, quick, seeds, data_dir)
+        options = recipes.Options(
+            choose_device(device), dataset=dataset, network=network, quick=quick, seeds=seeds, data_dir=data_dir
+        )
         plan = recipes.plan(what, options)
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)

@@ -33,8 +33,8 @@ class Loss:
     """A loss and its numbers, such as the temperatures.
 
     With a `schedule`, a pair of epochs, the temperatures move from (1, 1) to `numbers` between the two, and `at` gives
-    the loss of an epoch. `rescale` multiplies logits and loss by `core.scales`; as "logits", it divides the loss by the
-    factor of the logits, so that only their scale changes: K^(1 - t2) L(K^(t2 - 1) logits). `smoothing` is that of the
+    the loss of an epoch. `rescale` is that of the library; as "logits", the loss is divided by the factor of the
+    logits instead, so that only their scale changes: K^(1 - t2) L(K^(t2 - 1) logits). `smoothing` is that of the
     labels.
 
     >>> Loss("bi-tempered", (0.5, 4.0))(torch.zeros(2, 10), torch.tensor([0, 3])).shape
@@ -140,12 +140,13 @@ class Loss:
         options = dict(zip(names, self.numbers, strict=True))
         if self.smoothing:
             options["label_smoothing"] = self.smoothing
-        if not self.rescale:
-            return function(logits, target, **options, reduction="none")
-        before, after = scales(logits.shape[-1], *self.numbers)
+        if self.rescale:
+            options["rescale"] = True
+        losses = function(logits, target, **options, reduction="none")
         if self.rescale == "logits":
-            after = 1 / before
-        return after * function(before * logits, target, **options, reduction="none")
+            inner, outer = scales(logits.shape[-1], *self.numbers)
+            losses = losses / (inner * outer)
+        return losses
 
 
 _made = cache(Loss)  # a loss evaluates itself when it is made, and there are many rows

@@ -77,6 +77,7 @@ class Request:
 def request(
     dataset: str = "digits",
     losses: tuple[Contender, ...] = DEFAULT,
+    *,
     levels: tuple[float, ...] | None = None,
     seeds: int = 5,
     epochs: int | None = None,

@@ -99,6 +99,7 @@ class Request:
 def request(
     dataset: str = "digits",
     loss: str = "bi-tempered",
+    *,
     noise: float | None = None,
     trials: int = 50,
     seeds: int = 1,
@@ -118,8 +119,8 @@ def request(
         noise = 0.4
     levels = None if noise is None else (noise,)
     asked = compare.request(
-        dataset, (compare.Contender(Loss("logistic")),), levels, seeds, epochs, None, noise_model, label_column,
-        network, None, data_dir,
+        dataset, (compare.Contender(Loss("logistic")),), levels=levels, seeds=seeds, epochs=epochs,
+        noise_model=noise_model, label_column=label_column, network=network, data_dir=data_dir,
     )  # fmt: skip
     clean_rows = clean_file = None
     if clean is not None and is_table(dataset):
