@@ -27,7 +27,6 @@ __all__ = [
     "DatasetEntry",
     "check",
     "default_training",
-    "digits",
     "is_table",
     "load",
     "read",
@@ -51,11 +50,11 @@ class DatasetEntry:
     mistaken: Mapping[int, int] | None = None  # what some classes are often mistaken for, if that is known
 
 
-def read_digits(paths: list[Path], test_seed: int = 2019) -> Parts:
+def read_digits(paths: list[Path]) -> Parts:
     """Return scikit-learn's 1,797 grey 8 x 8 digits: 797 rows to test, the rest to train and validate."""
     pixels, labels = load_digits(return_X_y=True)
     # Pixels are counts from 0 to 16.
-    return divide("digits", (pixels / 16).astype(np.float32), labels.astype(np.int64), 797, test_seed)
+    return divide("digits", (pixels / 16).astype(np.float32), labels.astype(np.int64), 797, 2019)
 
 
 def read_breast_cancer(paths: list[Path]) -> Parts:
@@ -169,8 +168,3 @@ def read_parts(name: str, data_dir: Path | None) -> Parts:
     """Return all training and all test rows of a registered data set."""
     entry = DATASETS[name]
     return entry.read(fetch(name, entry.source, data_dir) if entry.source else [])
-
-
-def digits(test_seed: int = 2019) -> Dataset:
-    """Return the digits with other test rows."""
-    return Dataset("digits", *read_digits([], test_seed), 10, DATASETS["digits"].validation_rows)
