@@ -170,12 +170,15 @@ import sys, time
 import optuna
 from bitempered import tune as module
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-module.BEAT, module.GRACE, module.LOOK = 0.2, 2.0, 0.05
-folder, trials, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+module.BEAT, module.GRACE, module.LOOK = 0.2, 10.0, 0.05  # a living process may stall for seconds
+folder, trials, seconds, stuck_in = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+begun = 0
 
 def fit(t1, t2):
+    global begun
+    begun += 1
     print("begin", t1, t2, flush=True)
-    time.sleep(seconds)
+    time.sleep(600 if begun == stuck_in else seconds)
     print("end", t1, t2, flush=True)
     return -((t1 - 0.7) ** 2) - (t2 - 1.4) ** 2
 
@@ -184,11 +187,12 @@ print("best", found.score, flush=True)
 """
 
 
-def start(folder, trials, seconds):
+def start(folder, trials, seconds, stuck_in=0):
+    """Start a process that tunes; it does not come back from the trial `stuck_in`, counted from 1."""
+    arguments = [str(argument) for argument in (folder, trials, seconds, stuck_in)]
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder), str(trials), str(seconds)],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), *arguments], stdout=subprocess.PIPE, text=True
+    )
 
 
 def load(folder):
@@ -197,7 +201,7 @@ def load(folder):
 
 @pytest.mark.slow
 def test_a_study_killed_in_the_middle_goes_on(tmp_path):
-    process = start(tmp_path, 8, 0.3)
+    process = start(tmp_path, 8, 0.0, stuck_in=4)
     begun = 0
     while begun < 4:  # the fourth trial is running
         begun += process.stdout.readline().startswith("begin")
@@ -233,7 +237,7 @@ def test_four_processes_share_a_study(tmp_path):
 
 @pytest.mark.slow
 def test_one_of_four_processes_is_killed(tmp_path):
-    processes = [start(tmp_path, 12, 0.5) for _ in range(4)]
+    processes = [start(tmp_path, 12, 0.5, stuck_in=1), *(start(tmp_path, 12, 0.5) for _ in range(3))]
     while not processes[0].stdout.readline().startswith("begin"):
         pass
     processes[0].kill()
@@ -250,10 +254,10 @@ def test_a_running_trial_shows_signs_of_life(tmp_path, monkeypatch):
     seen = []
 
     def fit(t1):
-        for _ in range(2):
-            time.sleep(0.2)
+        deadline = time.monotonic() + 60
+        while len(set(seen)) < 2 and time.monotonic() < deadline:
             seen.append(load(tmp_path).trials[0].user_attrs["seen"])
         return t1
 
     tune(fit, trials=1, storage=tmp_path / "study.db")
-    assert seen[1] > seen[0]
+    assert seen[-1] > seen[0]
