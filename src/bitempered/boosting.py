@@ -276,37 +276,24 @@ def _lightgbm_classifier() -> Any:
                 params["metric"] = "None"
             return params
 
-        def predict(
-            self,
-            X: Any,
-            raw_score: bool = False,
-            start_iteration: int = 0,
-            num_iteration: int | None = None,
-            pred_leaf: bool = False,
-            pred_contrib: bool = False,
-            validate_features: bool = False,
-            **kwargs: Any,
-        ) -> Any:
-            rest = (start_iteration, num_iteration, pred_leaf, pred_contrib, validate_features)
-            if raw_score or pred_leaf or pred_contrib or not isinstance(self.objective_, _Objective):
-                return super().predict(X, raw_score, *rest, **kwargs)
-            return self.classes_[self.predict_proba(X, False, *rest, **kwargs).argmax(axis=1)]
+        def _tempered(self, given: inspect.BoundArguments) -> bool:
+            """Whether a prediction is asked for that LightGBM cannot give for our objective."""
+            others = ("raw_score", "pred_leaf", "pred_contrib")
+            return isinstance(self.objective_, _Objective) and not any(given.arguments.get(name) for name in others)
 
-        def predict_proba(
-            self,
-            X: Any,
-            raw_score: bool = False,
-            start_iteration: int = 0,
-            num_iteration: int | None = None,
-            pred_leaf: bool = False,
-            pred_contrib: bool = False,
-            validate_features: bool = False,
-            **kwargs: Any,
-        ) -> Any:
-            ours = isinstance(self.objective_, _Objective) and not (raw_score or pred_leaf or pred_contrib)
-            rest = (start_iteration, num_iteration, pred_leaf, pred_contrib, validate_features)
-            found = super().predict_proba(X, raw_score or ours, *rest, **kwargs)
-            return self.objective_.probabilities(found) if ours else found
+        @wraps(base.predict)
+        def predict(self, *args: Any, **kwargs: Any) -> Any:
+            if not self._tempered(inspect.signature(base.predict).bind(self, *args, **kwargs)):
+                return super().predict(*args, **kwargs)
+            return self.classes_[self.predict_proba(*args, **kwargs).argmax(axis=1)]
+
+        @wraps(base.predict_proba)
+        def predict_proba(self, *args: Any, **kwargs: Any) -> Any:
+            given = inspect.signature(base.predict_proba).bind(self, *args, **kwargs)
+            if not self._tempered(given):
+                return super().predict_proba(*args, **kwargs)
+            given.arguments["raw_score"] = True
+            return self.objective_.probabilities(super().predict_proba(*given.args[1:], **given.kwargs))
 
     return LGBMClassifier
 
