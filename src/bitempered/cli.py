@@ -46,6 +46,9 @@ def bitempered(
     """The robust bi-tempered logistic loss: experiments from the command line."""
 
 
+DATASET = typer.Option(
+    help="digits, mnist, fashion-mnist, cifar100 (an unknown name lists all), or the path of a .csv or .parquet file."
+)
 DATA_DIR = typer.Option(help="Folder with the data set's files; without it they are downloaded, except ImageNet.")
 LABEL_COLUMN = typer.Option(help="The column of a table that holds the labels; without it, label.")
 DEVICE = typer.Option(help="Where to train: cpu or cuda. Without it, cuda if there is one.")
@@ -54,13 +57,7 @@ DEVICE = typer.Option(help="Where to train: cpu or cuda. Without it, cuda if the
 # The defaults are the recipe's, repeated (a test compares them) so that --help need not import torch.
 @app.command()
 def compare(
-    dataset: Annotated[
-        str,
-        typer.Option(
-            help="digits, mnist, fashion-mnist, cifar100 (an unknown name lists all), or the path of a .csv or "
-            ".parquet file."
-        ),
-    ] = "digits",
+    dataset: Annotated[str, DATASET] = "digits",
     losses: Annotated[
         str,
         typer.Option(
@@ -190,13 +187,7 @@ def compare(
 
 @app.command()
 def tune(
-    dataset: Annotated[
-        str,
-        typer.Option(
-            help="digits, mnist, fashion-mnist, cifar100 (an unknown name lists all), or the path of a .csv or "
-            ".parquet file."
-        ),
-    ] = "digits",
+    dataset: Annotated[str, DATASET] = "digits",
     loss: Annotated[str, typer.Option(help="bi-tempered, or logistic (cross-entropy).")] = "bi-tempered",
     trials: Annotated[int, typer.Option(help="Settings to try, those of earlier and other processes included.")] = 50,
     noise: Annotated[

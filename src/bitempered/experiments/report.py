@@ -26,6 +26,7 @@ __all__ = [
     "newest",
     "png",
     "rich_table",
+    "seeds_in_words",
     "spread",
     "table_csv",
     "write",
@@ -67,6 +68,16 @@ def spread(values: list[float], digits: int) -> str:
     percent = [100 * value for value in values]
     deviation = f" ± {stdev(percent):.{digits}f}" if len(percent) > 1 else ""
     return f"{mean(percent):.{digits}f}{deviation}"
+
+
+def seeds_in_words(rows: list[Row]) -> str:
+    """Return how many seeds rows have.
+
+    >>> seeds_in_words([{"seed": 0}, {"seed": 1}, {"seed": 1}]), seeds_in_words([{"seed": 0}])
+    ('2 seeds', '1 seed')
+    """
+    count = len({row["seed"] for row in rows})
+    return f"{count} seed{'s' if count > 1 else ''}"
 
 
 def made_by(row: Row, between: str = " ") -> str:

@@ -41,7 +41,7 @@ RECIPES = {
     ),
     "defaults": RecipeEntry(
         "defaults", "defaults",
-        "the default temperatures against cross-entropy on digits and MNIST, SGD and Adam; an hour on a CPU.",
+        "the default temperatures against cross-entropy on digits and MNIST, SGD and Adam; about an hour on a CPU.",
         frozenset({"quick", "resume", "seeds", "data_dir", "device"}),
     ),
     "other-noise": RecipeEntry(

@@ -27,6 +27,7 @@ from bitempered.experiments.report import (
     newest,
     png,
     rich_table,
+    seeds_in_words,
     spread,
     table_csv,
     write,
@@ -146,10 +147,9 @@ def lines(parts: list[list[Row]], deviations: bool) -> list[list[str]]:
 
 
 def title(rows: list[Row]) -> str:
-    seeds = len({row["seed"] for row in rows})
     return (
         "The default recipe, with nothing set by hand: accuracy on clean test labels, %, "
-        f"last / chosen epoch, mean over {seeds} seed{'s' if seeds > 1 else ''}"
+        f"last / chosen epoch, mean over {seeds_in_words(rows)}"
     )
 
 
@@ -168,7 +168,7 @@ def markdown(name: str, parts: list[list[Row]]) -> str:
 After ± stands the sample standard deviation. The chosen epoch is the best on validation labels, which are as noisy as
 the training labels. The default recipe moves the temperatures from (1, 1) to ({numbers[0]:g}, {numbers[1]:g}) between
 {begin:.0%} and {finish:.0%} of the run, at the rate of the logistic loss. It was chosen among some twenty schedules on
-the same two data sets, split in other ways, by their accuracy on clean labels. The last column is the logistic loss at
+digits and MNIST, split in other ways, by their accuracy on clean labels. The last column is the logistic loss at
 another rate: of {len(SLOWER["sgd"]) + 1}, the one whose last epoch is best on the noisy validation labels.
 
 SGD has momentum {first["momentum"]:g}. A perceptron with two hidden layers of {first["width"]} units. {trained}.

@@ -29,7 +29,18 @@ from bitempered.experiments.files import append_rows, read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.compare import default_recipe
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.report import Pages, grid, maker, newest, png, rich_table, spread, table_csv, write
+from bitempered.experiments.report import (
+    Pages,
+    grid,
+    maker,
+    newest,
+    png,
+    rich_table,
+    seeds_in_words,
+    spread,
+    table_csv,
+    write,
+)
 from bitempered.experiments.runs import Progress, Row, find, identity, one_thread, provenance, today
 from bitempered.experiments.train import Training
 from bitempered.sklearn import BiTemperedLogisticRegression, BiTemperedMLPClassifier
@@ -211,10 +222,9 @@ def estimator_lines(rows: list[Row]) -> list[list[str]]:
 
 
 def title(rows: list[Row]) -> str:
-    seeds = len({row["seed"] for row in rows})
     return (
         "Other label noise, with nothing set by hand: accuracy on clean test labels, %, "
-        f"last / chosen epoch, mean over {seeds} seed{'s' if seeds > 1 else ''}"
+        f"last / chosen epoch, mean over {seeds_in_words(rows)}"
     )
 
 

@@ -19,7 +19,7 @@ from bitempered.experiments.recipes import tune
 from bitempered.experiments.recipes.compare import default_recipe
 from bitempered.experiments.recipes.defaults import DATA, Data
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.report import Pages, grid, made_by, rich_table, spread, table_csv, write
+from bitempered.experiments.report import Pages, grid, made_by, rich_table, seeds_in_words, spread, table_csv, write
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.train import Training
 
@@ -117,11 +117,7 @@ def lines(rows: list[Row], deviations: bool) -> list[list[str]]:
 
 
 def title(rows: list[Row]) -> str:
-    seeds = len({row["seed"] for row in rows})
-    return (
-        "Searched settings: accuracy on clean test labels, %, last / chosen epoch, "
-        f"mean over {seeds} seed{'s' if seeds > 1 else ''}"
-    )
+    return f"Searched settings: accuracy on clean test labels, %, last / chosen epoch, mean over {seeds_in_words(rows)}"
 
 
 def markdown(rows: list[Row]) -> str:
