@@ -9,7 +9,6 @@ a known noise rate undone. Writes benchmarks/calibration.jsonl (one row per fit 
 benchmarks/calibration.md.
 """
 
-import argparse
 import warnings
 from pathlib import Path
 from statistics import mean
@@ -25,8 +24,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import train_test_split
 
 from bitempered import noise
-from bitempered.experiments.files import read_rows, write_atomically, write_rows
-from bitempered.experiments.report import grid, made_by, spread
+from bitempered.experiments.report import grid, made_by, measure_or_render, spread
 from bitempered.experiments.runs import provenance, today
 from bitempered.sklearn import BiTemperedMLPClassifier
 
@@ -170,14 +168,7 @@ def measure() -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--render", action="store_true", help="write the page from the rows, without fitting")
-    if parser.parse_args().render:
-        rows = read_rows(ROWS)
-    else:
-        rows = measure()
-        write_rows(ROWS, rows)
-    write_atomically(ROWS.with_suffix(".md"), page(rows).encode())
+    measure_or_render(ROWS, measure, page)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ benchmarks/logistic_regression.jsonl (one row per contender, with versions) and 
 benchmarks/logistic_regression.md.
 """
 
-import argparse
 import importlib.metadata
 import json
 import os
@@ -23,7 +22,7 @@ from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_info
 
-from bitempered.experiments.files import read_rows, write_atomically, write_rows
+from bitempered.experiments.report import measure_or_render
 from bitempered.experiments.runs import commit
 from bitempered.sklearn import BiTemperedLogisticRegression
 
@@ -95,14 +94,7 @@ def page(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--render", action="store_true", help="write the page from the rows, without fitting")
-    if parser.parse_args().render:
-        rows = read_rows(ROWS)
-    else:
-        rows = measure()
-        write_rows(ROWS, rows)
-    write_atomically(ROWS.with_suffix(".md"), page(rows).encode())
+    measure_or_render(ROWS, measure, page)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ shows. Contenders other than bitempered are whichever of these can be imported: 
 pytorch_toolbelt, and the module bi_tempered_loss_pytorch of github.com/fhopfmueller/bi-tempered-loss-pytorch.
 """
 
-import argparse
 import importlib
 import importlib.metadata
 import json
@@ -25,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 import bitempered.torch as ours
-from bitempered.experiments.files import read_rows, write_atomically, write_rows
+from bitempered.experiments.report import measure_or_render
 from bitempered.experiments.runs import commit
 
 ROWS = Path(__file__).with_suffix(".jsonl")
@@ -240,16 +239,7 @@ def page(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--render", action="store_true", help="write the page from the rows, without measuring")
-    if parser.parse_args().render:
-        rows = read_rows(ROWS)
-    else:
-        rows = measure()
-        write_rows(ROWS, rows)
-    text = page(rows)
-    write_atomically(ROWS.with_suffix(".md"), text.encode())
-    print(text)
+    measure_or_render(ROWS, measure, page)
 
 
 if __name__ == "__main__":

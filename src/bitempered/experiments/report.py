@@ -3,9 +3,10 @@
 A recipe's `render(path)` makes its pages, tables and figures from a file of rows; nothing is trained.
 """
 
+import argparse
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -14,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from bitempered.experiments.files import Row, value, write_atomically
+from bitempered.experiments.files import Row, read_rows, value, write_atomically, write_rows
 
 __all__ = [
     "Pages",
@@ -23,6 +24,7 @@ __all__ = [
     "made_by",
     "made_with",
     "maker",
+    "measure_or_render",
     "newest",
     "png",
     "rich_table",
@@ -130,6 +132,18 @@ def png(figure: Figure) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format="png")
     return content.getvalue()
+
+
+def measure_or_render(rows_file: Path, measure: Callable[[], list[Row]], page: Callable[[list[Row]], str]) -> None:
+    """Be the command line of a benchmark: measure, and write rows and page; with --render, only the page."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--render", action="store_true", help="write the page from the rows, without measuring")
+    if parser.parse_args().render:
+        rows = read_rows(rows_file)
+    else:
+        rows = measure()
+        write_rows(rows_file, rows)
+    write_atomically(rows_file.with_suffix(".md"), page(rows).encode())
 
 
 def write(folder: Path, pages: Pages) -> None:
