@@ -18,7 +18,7 @@ from experiment_cases import TINY, TINY_OPTIONS, assert_rendered, comparison, er
 from bitempered import cli
 from bitempered.experiments import cells, compare_report, files
 from bitempered.experiments.data import Dataset, Split
-from bitempered.experiments.datasets import CIFAR100N, DATASETS, DatasetEntry, load
+from bitempered.experiments.datasets import CIFAR100N, DATASETS, DatasetEntry, read
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS, Architecture, Network
 from bitempered.experiments.recipes import compare
@@ -38,7 +38,7 @@ def levels(recipe, *kept):
 
 
 def test_split_is_stratified_disjoint_and_fixed_by_its_seed():
-    split, same, other = load("digits", 0), load("digits", 0), load("digits", 1)
+    split, same, other = read("digits").split(0), read("digits").split(0), read("digits").split(1)
     parts = (split.train, split.validation, split.test)
     assert [len(y) for _, y in parts] == [500, 500, 797]
     for x, y in parts:
@@ -150,7 +150,7 @@ def test_noise_reaches_training_and_validation_but_not_test(model, rate, wrong, 
     monkeypatch.setattr(cells, "train", spy)
     with pytest.raises(KeyboardInterrupt):
         cells.run(comparison(levels=(rate,), seeds=1, noise_model=model), tmp_path, silent)
-    ((ours, theirs), split), clean = seen[0], load("digits", 0)
+    ((ours, theirs), split), clean = seen[0], read("digits").split(0)
     np.testing.assert_array_equal(split.test[1], clean.test[1])
     for part in ("train", "validation"):
         noisy, labels = getattr(ours, part), getattr(clean, part)[1]

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from bitempered.experiments import cells, compare_report, data, datasets, files
 from bitempered.experiments.data import Split
-from bitempered.experiments.datasets import DATASETS, load
+from bitempered.experiments.datasets import DATASETS, read
 
 TABLES = ("breast-cancer", "wine")
 
@@ -31,7 +31,7 @@ def shuffled(split):
 @pytest.mark.parametrize("level", [0.0, 0.2, 0.4, 1.0])
 @pytest.mark.parametrize("dataset", ["digits", *TABLES])
 def test_class_dependent_noise_is_an_exact_fraction_of_the_mistaken_classes(dataset, level):
-    split = load(dataset, 0)
+    split = read(dataset).split(0)
     mapping = cells.mistaken(dataset, split.num_classes)
     made = noisy_labels(dataset, "class-dependent", level, split)
     for noisy, (_, labels) in zip(made, (split.train, split.validation), strict=True):
@@ -58,7 +58,7 @@ def test_elsewhere_half_of_the_classes_are_mistaken(classes):
 
 
 def test_class_dependent_noise_does_not_depend_on_the_inputs():
-    split = load("digits", 0)
+    split = read("digits").split(0)
     for first, same in zip(
         noisy_labels("digits", "class-dependent", 0.4, split),
         noisy_labels("digits", "class-dependent", 0.4, shuffled(split)),
@@ -73,7 +73,7 @@ def test_class_dependent_noise_does_not_depend_on_the_inputs():
 @pytest.mark.parametrize("level", [0.0, 0.1, 0.2, 0.4])
 @pytest.mark.parametrize("dataset", ["digits", *TABLES])
 def test_a_weak_model_makes_exactly_the_rate_wrong(dataset, level):
-    split = load(dataset, 0)
+    split = read(dataset).split(0)
     made = noisy_labels(dataset, "weak-model", level, split)
     for noisy, (_, labels) in zip(made, (split.train, split.validation), strict=True):
         assert (noisy != labels).sum() == round(level * len(labels))
@@ -115,7 +115,7 @@ def test_two_classes_have_two_scores_and_bytes_are_pixels():
 
 
 def test_a_weak_model_s_noise_depends_on_the_inputs():
-    split = load("digits", 0)
+    split = read("digits").split(0)
     labels = split.train[1]
     noisy, _ = noisy_labels("digits", "weak-model", 0.4, split)
     other, _ = noisy_labels("digits", "weak-model", 0.4, shuffled(split))
@@ -137,7 +137,7 @@ def test_a_weak_model_s_noise_depends_on_the_inputs():
 
 @pytest.mark.parametrize("model", ["class-dependent", "weak-model"])
 def test_noise_is_fixed_by_its_seed(model):
-    split = load("digits", 0)
+    split = read("digits").split(0)
     first, same, other = (noisy_labels("digits", model, 0.4, split, seed)[0] for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, same)
     assert (first != other).any()
@@ -175,7 +175,7 @@ def test_the_report_says_what_the_noise_is(model, dataset, said):
 
 @pytest.mark.parametrize("dataset", TABLES)
 def test_tables_of_scikit_learn_are_standardised_and_run(dataset, tmp_path):
-    split = load(dataset, 0)
+    split = read(dataset).split(0)
     assert split.train[0].dtype == np.float32
     # Float32: the mean of up to 300 numbers of size 1 carries a few units of the last of seven digits.
     np.testing.assert_allclose(split.train[0].mean(axis=0), 0, atol=1e-5)

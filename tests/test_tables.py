@@ -19,7 +19,7 @@ CSV = "height,width,kind\n" + "".join(f"{i},{i / 2},{'cat' if i % 3 else 'dog'}\
 
 
 def load_table(path, label_column="kind"):
-    return datasets.load(str(path), 0, label_column=label_column)
+    return datasets.read(str(path), label_column=label_column).split(0)
 
 
 def test_csv_and_parquet_give_the_same_split(tmp_path):

@@ -16,7 +16,7 @@ from bitempered.experiments import augmentation, checkpoints
 from bitempered.experiments import train as loop
 from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint, pack, unpack
 from bitempered.experiments.data import Split
-from bitempered.experiments.datasets import load
+from bitempered.experiments.datasets import read
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import LOSSES, Loss
 from bitempered.experiments.networks import NETWORKS
@@ -30,7 +30,7 @@ ANNEALED = replace(TEMPERED, schedule=(0, 2))  # half-way in the second of three
 
 @pytest.fixture(scope="module")
 def digits():
-    return load("digits", 0)
+    return read("digits").split(0)
 
 
 def member(split, loss=LOGISTIC, rate=1e-2, level=0.2):

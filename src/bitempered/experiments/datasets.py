@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
-from bitempered.experiments.data import Dataset, HumanLabels, Part, Split, divide
+from bitempered.experiments.data import Dataset, HumanLabels, Part, divide
 from bitempered.experiments.sources import (
     CIFAR100,
     FASHION_MNIST,
@@ -28,7 +28,6 @@ __all__ = [
     "check",
     "default_training",
     "is_table",
-    "load",
     "read",
     "read_parts",
 ]
@@ -132,11 +131,6 @@ def is_table(name: str) -> bool:
 
 def default_training(name: str) -> Training:
     return DATASETS[name].training if name in DATASETS else TABLE_TRAINING
-
-
-def load(name: str, seed: int, data_dir: Path | None = None, label_column: str = "label") -> Split:
-    """Read a data set and split it."""
-    return read(name, data_dir, label_column).split(seed)
 
 
 def read(name: str, data_dir: Path | None = None, label_column: str = "label", test_file: str | None = None) -> Dataset:
