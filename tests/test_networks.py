@@ -330,3 +330,34 @@ def test_a_block_is_its_formula(inputs, outputs, stride):
     with torch.no_grad():
         seen = block(x).double().numpy()
     np.testing.assert_allclose(seen, np.maximum(changed + shortcut, 0), rtol=1e-4, atol=1e-4)  # float32, sums of 54
+
+
+def test_hardt_and_ma_s_net_begins_as_the_identity_on_standardised_images():
+    network = networks.HardtMa(100, seed=0)
+    assert sum(weight.numel() for weight in network.parameters()) == 13_538_736 + 16 + 18 * (64 + 128 + 256)
+    assert "projection" not in dict(network.named_parameters())  # it is not trained
+    images = 255 * torch.rand((4, 3, 32, 32), generator=random())
+    small = networks.HardtMa(10, seed=0, width=32, blocks=2)
+    assert torch.allclose(small(images), small(2 * images + 7), rtol=1e-4, atol=1e-4)  # every image is standardised
+    assert small(images).shape == (4, 10)
+    black = torch.zeros(1, 3, 32, 32)
+    assert torch.equal(small(black), torch.zeros(1, 10))
+
+    with torch.no_grad():  # blocks that add nothing: average pooling, new channels of 0, the mean, the projection
+        for block in small.blocks:
+            block.conv2.weight.zero_()
+        standardised = torch.stack([(image - image.mean()) / image.std(correction=0) for image in images])
+        features = small.first(standardised).mean((2, 3))
+        expected = features @ small.projection[:8]
+        assert torch.allclose(small(images), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_hardt_and_ma_s_weights_have_their_deviations():
+    network = networks.HardtMa(100, seed=0, width=32, blocks=2)
+    same, other = (networks.HardtMa(100, seed=seed, width=32, blocks=2) for seed in (0, 1))
+    last = network.blocks[-1]
+    assert last.conv1.weight.std().item() == pytest.approx(1 / (9 * 128), rel=0.02)
+    assert network.first.weight.std().item() == pytest.approx(1 / (3 * 8**0.5), rel=0.15)
+    assert torch.equal(last.conv1.weight, same.blocks[-1].conv1.weight)
+    assert torch.equal(network.projection, same.projection)
+    assert not torch.equal(last.conv1.weight, other.blocks[-1].conv1.weight)

@@ -1,4 +1,4 @@
-"""ResNet-34 on CIFAR-100, several runs side by side on one GPU, as the papers on noisy labels train it.
+"""Large nets on CIFAR-100, several runs side by side on one GPU, as the papers on noisy labels train them.
 
 Each run is a CUDA graph on its own stream, so that runs use each other's idle time. An epoch leaves out the images that
 do not fill a batch (80 of 50,000), and a GPU computes in bfloat16. A stopped run continues from its last checkpoint.
@@ -22,7 +22,7 @@ from bitempered.experiments.checkpoints import Checkpoint, Due
 from bitempered.experiments.data import divide, fingerprint
 from bitempered.experiments.datasets import CIFAR100N, read_parts
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.networks import resnet34
+from bitempered.experiments.networks import MODULES
 from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, plain
 from bitempered.experiments.train import staircase
 
@@ -46,24 +46,30 @@ class Protocol:
     rate: float = 0.1
     batch_size: int = 128
     momentum: float = 0.9
+    network: str = "resnet34"
     width: int = 64
     measure_every: int = 1  # epochs; the last is always measured
 
-    def rate_at(self, epoch: int) -> float:
-        """The learning rate of an epoch, counted from 0."""
+    def rate_factor(self, epoch: int) -> float:
+        """The factor of the learning rate in an epoch, counted from 0."""
         if self.stairs:
-            return self.rate * staircase(epoch, self.epochs, self.stairs)
-        return self.rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+            return staircase(epoch, self.epochs, self.stairs)
+        return (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One run: a loss, its noise and its seed. `held_out` images are not trained on; their noisy labels choose."""
+    """One run: a loss, its noise and its seed. `held_out` images are not trained on; their noisy labels choose.
+
+    `rate` and `weight_decay` are the protocol's unless they are given.
+    """
 
     loss: Loss
     noise: float  # fraction of wrong labels; only recorded for human labels
     seed: int
     held_out: int = 0
+    rate: float | None = None
+    weight_decay: float | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,8 @@ class StreamedRun:
     def __init__(self, protocol: Protocol, setting: Setting, images: Cifar100, device: torch.device) -> None:
         self.protocol, self.setting, self.device = protocol, setting, device
         self.epoch, self.seconds = 0, 0.0
+        self.base_rate = protocol.rate if setting.rate is None else setting.rate
+        self.weight_decay = protocol.weight_decay if setting.weight_decay is None else setting.weight_decay
         self.metrics: list[Row] = []
         clean, rng = images.train[1], np.random.default_rng(setting.seed)
         if protocol.noise_model == "human":
@@ -172,9 +180,11 @@ class StreamedRun:
     def identity(self) -> Row:
         """Return everything that the numbers depend on, by the keys of a row."""
         protocol = plain(self.protocol)
-        protocol |= {"protocol": protocol.pop("name"), "learning_rate": protocol.pop("rate")}
+        del protocol["rate"]
+        protocol |= {"protocol": protocol.pop("name"), "learning_rate": self.base_rate}
+        protocol["weight_decay"] = self.weight_decay
         setting = {
-            "dataset": "cifar100", "network": "resnet34", **protocol, "noise": self.setting.noise,
+            "dataset": "cifar100", **protocol, "noise": self.setting.noise,
             **self.setting.loss.row(), "seed": self.setting.seed, "held_out": self.setting.held_out,
         }  # fmt: skip
         return identity(setting, self.data)
@@ -183,13 +193,13 @@ class StreamedRun:
         """Move everything to the device, continue from any checkpoint, and record a step as a graph."""
         cuda = self.device.type == "cuda"
         layout = torch.channels_last if cuda else torch.contiguous_format
-        self.network = resnet34(CLASSES, self.setting.seed, self.protocol.width)
+        self.network = MODULES[self.protocol.network](CLASSES, self.setting.seed, self.protocol.width)
         self.network.to(self.device, memory_format=layout)  # type: ignore[call-overload]
         self.forward = torch.compile(self.network) if cuda else self.network
         self.rate = torch.zeros((), device=self.device)
         self.optimizer = torch.optim.SGD(
             self.network.parameters(), lr=self.rate, momentum=self.protocol.momentum, fused=True,
-            weight_decay=self.protocol.weight_decay,
+            weight_decay=self.weight_decay,
         )  # fmt: skip
         self.scale = 1 / (255 * torch.tensor(DEVIATION, device=self.device))
         self.shift = torch.tensor(MEAN, device=self.device) * 255
@@ -231,7 +241,9 @@ class StreamedRun:
 
     def logits(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Return the logits of images (n, 32, 32, 3) as published."""
-        x = ((x - self.shift) * self.scale).permute(0, 3, 1, 2)
+        if not getattr(self.network, "takes_pixels", False):
+            x = (x - self.shift) * self.scale
+        x = x.permute(0, 3, 1, 2)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return network(x).float()
 
@@ -271,7 +283,7 @@ class StreamedRun:
             part.copy_(move(self.images[rows], self.protocol.rotation, self.generator))
         self.place.copy_(torch.arange(self.protocol.batch_size))
         self.sums.zero_()
-        self.rate.fill_(self.protocol.rate_at(self.epoch))
+        self.rate.fill_(self.base_rate * self.protocol.rate_factor(self.epoch))
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream())
 

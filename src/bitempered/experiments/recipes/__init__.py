@@ -76,6 +76,10 @@ RECIPES = {
     "protocol-b": RecipeEntry(
         "protocols", "protocol-b", f"losses on CIFAR-100 with human labels, {PROTOCOL_ABOUT}", PROTOCOL
     ),
+    "protocol-hardt-ma": RecipeEntry(
+        "hardt_ma", "protocol-hardt-ma",
+        "both losses on CIFAR-100 with the net and training that the paper names; needs a GPU for hours.", PROTOCOL,
+    ),
     "cpu": RecipeEntry("bench", "cpu"),
     "gpu": RecipeEntry("bench", "gpu"),
 }  # fmt: skip

@@ -1,0 +1,73 @@
+"""`bitempered reproduce protocol-hardt-ma`: Hardt and Ma's training, equal searches, and what they choose."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from experiment_cases import assert_rendered, silent
+
+from bitempered.experiments import streams
+from bitempered.experiments.files import read_rows
+from bitempered.experiments.recipes import hardt_ma
+from bitempered.experiments.recipes.plans import Options
+from bitempered.experiments.recipes.table1 import LEVELS, SEARCH_SEED
+
+
+def test_training_is_hardt_and_ma_s():
+    protocol = hardt_ma.PROTOCOL
+    steps = (50_000 - hardt_ma.HELD_OUT) // protocol.batch_size
+    rates = [protocol.rate * protocol.rate_factor(step // steps) for step in range(protocol.epochs * steps)]
+    falls = [step for step in range(1, len(rates)) if rates[step] < rates[step - 1]]
+    assert rates[0] == 0.05
+    assert [rates[step] for step in falls] == pytest.approx([0.005, 0.0005])
+    assert falls == pytest.approx([30_000, 50_000], abs=steps)
+    assert len(rates) == pytest.approx(60_000, abs=steps)
+    assert (protocol.weight_decay, protocol.momentum, protocol.clip, protocol.rotation) == (1e-4, 0.9, None, 0)
+
+
+def test_losses_get_equal_searches_with_the_paper_s_temperatures():
+    assert len({len(set(found)) for found in hardt_ma.SEARCHED.values()}) == 1
+    assert hardt_ma.PAPER_S.numbers == (0.8, 1.2)
+    assert hardt_ma.PAPER_S in {loss for loss, _, _ in hardt_ma.SEARCHED["bi-tempered"]}
+
+
+@pytest.mark.slow
+def test_the_whole_recipe_in_small(tmp_path, monkeypatch):
+    """Every command line option aside: a search, its winners at every level, two seeds at 40 %, and the page."""
+    part = {
+        n: (np.random.default_rng(n).integers(0, 255, (n, 3, 32, 32)).astype(np.uint8), np.arange(n) % 4)
+        for n in (32, 8)
+    }
+    images = streams.Cifar100(part[32], part[8])
+    monkeypatch.setattr(hardt_ma, "HELD_OUT", 8)
+    tiny = replace(hardt_ma.PROTOCOL, epochs=1, batch_size=8, width=8)
+    monkeypatch.setattr(hardt_ma, "PROTOCOL", tiny)
+    monkeypatch.setattr(hardt_ma.Cifar100, "read", lambda data_dir, human: images)
+    some = {name: found[:1] + found[-1:] for name, found in hardt_ma.SEARCHED.items()}
+    monkeypatch.setattr(hardt_ma, "SEARCHED", some)
+
+    def on_cpu(*given, device):
+        return streams.run(*given, device="cpu")
+
+    monkeypatch.setattr(hardt_ma, "run", on_cpu)
+    made = hardt_ma.plan("protocol-hardt-ma", Options("cuda")).make(tmp_path, silent)
+    rows = read_rows(tmp_path / "protocol-hardt-ma.jsonl")
+    tried = [row for row in rows if row["seed"] == SEARCH_SEED]
+    assert len(tried) == 4
+    assert {row["network"] for row in rows} == {"resnet56-hardt-ma"}
+    final = [row for row in rows if row["seed"] != SEARCH_SEED]
+    for name, found in some.items():
+        best = max((row for row in tried if row["loss"] == name), key=lambda row: row["validation_chosen"])
+        here = [row for row in final if row["loss"] == name]
+        assert sorted((row["noise"], row["seed"]) for row in here) == sorted([*((at, 0) for at in LEVELS), (0.4, 1)])
+        assert {(row["learning_rate"], row["weight_decay"]) for row in here} == {
+            (best["learning_rate"], best["weight_decay"])
+        }
+        assert (best["learning_rate"], best["weight_decay"]) in {(rate, decay) for _, rate, decay in found}
+    assert made.row_count == 6
+    assert_rendered(tmp_path, "protocol-hardt-ma.md")
+
+
+def test_it_needs_a_gpu():
+    with pytest.raises(ValueError, match="protocol-hardt-ma needs a GPU"):
+        hardt_ma.plan("protocol-hardt-ma", Options("cpu"))
