@@ -156,6 +156,7 @@ def title(rows: list[Row]) -> str:
 def markdown(name: str, parts: list[list[Row]]) -> str:
     first = parts[0][0]
     (begin, finish), numbers = schedule(parts[0])
+    made = "\n".join(f"{rows[0]['dataset']}: {made_by(rows[0])}." for rows in parts[::2])
     trained = "; ".join(
         f"{rows[0]['dataset']}: {rows[0]['epochs']} epochs in batches of {rows[0]['batch_size']}"
         + (f", {rows[0]['rows']:,} training rows" if rows[0]["rows"] else "")
@@ -171,9 +172,10 @@ the training labels. The default recipe moves the temperatures from (1, 1) to ({
 digits and MNIST, split in other ways, by their accuracy on clean labels. The last column is the logistic loss at
 another rate: of {len(SLOWER["sgd"]) + 1}, the one whose last epoch is best on the noisy validation labels.
 
-SGD has momentum {first["momentum"]:g}. A perceptron with two hidden layers of {first["width"]} units. {trained}.
+SGD has momentum {first["momentum"]:g}. A perceptron with two hidden layers of {first["width"]} units.
+{trained}.
 
-{made_by(first)}.
+{made}
 
 ![]({name}.png)
 """
