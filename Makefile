@@ -5,7 +5,7 @@ VENV := .venv/bin
 # Both losses and generalized cross-entropy at Adam's default rate, and cross-entropy at its best rate for the last epoch.
 DEMO := logistic@0.001,logistic@0.0001,gce:0.7@0.001,bi-tempered@0.001
 
-.PHONY: demo test test-slow test-portable test-gpu lint clean
+.PHONY: demo test test-slow test-portable test-gpu lint docs clean
 
 demo: .venv/experiments
 	$(VENV)/bitempered compare --losses $(DEMO) --noise 0,0.4 --out results/demo
@@ -30,11 +30,15 @@ lint: .venv/test
 	$(VENV)/ruff format --check .
 	$(VENV)/mypy
 
+# The site, in the folder site. A warning, a link or an anchor that leads nowhere, or anything from the network is an error.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs build --strict --quiet
+
 # One stamp for each set of extras: the demo needs less than the tests.
-.venv/experiments .venv/test: pyproject.toml constraints.txt
+.venv/experiments .venv/test .venv/docs: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(VENV)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(notdir $@)]"
 	touch $@
 
 clean:
-	rm -rf .venv results/demo
+	rm -rf .venv results/demo site
