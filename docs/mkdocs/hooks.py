@@ -20,7 +20,9 @@ EXAMPLES = "examples/*.py"
 TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 DIRECTIVE = re.compile(r"^\{\{ table (\S+?)(?: (\d+))? \}\}$", re.MULTILINE)
 LINK = re.compile(r"\]\((\.\./[^)#\s]+)")
-FROM_NETWORK = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"(?:https?:)?//|<link\b(?![^>]*canonical)[^>]*\bhref=\"(?:https?:)?//")
+FROM_NETWORK = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"(?:https?:)?//|<link\b(?![^>]*canonical)[^>]*\bhref=\"(?:https?:)?//"
+)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -1,0 +1,96 @@
+"""The pages of docs/ do what they say: their code runs and prints what they show, their commands exist."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+from page_blocks import BLOCK, agree, run
+
+from bitempered.cli import app
+from bitempered.experiments import recipes
+
+ROOT = Path(__file__).parent.parent
+PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}
+NEEDS = {"boosting": ["lightgbm", "xgboost"], "jax": ["jax"], "trainers": ["lightning", "transformers"]}
+SLOW = {"trainers"}  # the frameworks take long to import
+
+# What the frameworks say about themselves.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name, text in PAGES.items()
+        if BLOCK.search(text)
+    ],
+)
+def test_the_code_prints_what_the_page_shows(page, request):
+    for framework in NEEDS.get(page, []):
+        pytest.importorskip(framework)
+    if page == "trainers":
+        request.getfixturevalue("_torchvision")
+    for block, printed in run(PAGES[page]):
+        assert agree(block["shown"] or "", printed), f"it prints\n{printed}instead of\n{block['shown']}"
+
+
+def test_every_block_is_found():
+    """One that is indented, or fenced in another way, would not be run."""
+    for name, text in PAGES.items():
+        assert text.count("```python") == len(BLOCK.findall(text)), name
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [("a: 86%\n", "a:  9%\n", False), ("a: 86%\n", "a: 83%\n", True), ("0.864", "0.865", True), ("0.86", "0.9", False),
+     ("a 1", "b 1", False), ("1", "1 2", False)],
+)  # fmt: skip
+def test_outputs_agree_in_words_and_nearly_in_numbers(shown, printed, same):
+    assert agree(shown, printed) is same
+
+
+COMMANDS = [
+    (name, line)
+    for name, text in PAGES.items()
+    for code in [*re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL), *re.findall(r"`([^`\n]+)`", text)]
+    for line in code.splitlines()
+    if re.match(r"bitempered [a-z]|make |pip install", line)
+]
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_commands_and_their_options_exist(page, line):
+    program, name, *rest = shlex.split(line.split(" # ")[0])
+    if program == "make":
+        assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    elif program == "pip":
+        (extra,) = re.findall(r"\.\[(\w+)\]", rest[0])
+        assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    else:
+        command = typer.main.get_command(app).commands[name]
+        options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        assert {word for word in rest if word.startswith("--")} <= options
+        if name == "reproduce":
+            assert rest[0] in recipes.REPRODUCED
+
+
+def test_no_table_of_results_is_copied():
+    """They are taken from the committed files by `{{ table FILE }}`, or the page links to them."""
+    for name, text in PAGES.items():
+        if name != "math":  # its table is of temperatures, and another test evaluates it
+            assert not re.findall(r"^\|.*\| *[+−-]?\d[\d.,]*(?: ± [\d.]+)?%? *\|", text, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "api").glob("*.md")), ids=lambda page: page.stem)
+def test_the_reference_names_what_a_module_exports(page):
+    text = page.read_text(encoding="utf-8")
+    (name,) = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    if listed := re.findall(r"^ +- (\w+)$", text, re.MULTILINE):
+        assert {*listed, "baselines"} == {*importlib.import_module(name).__all__, "baselines"}
