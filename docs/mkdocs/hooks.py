@@ -45,7 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         name = path.relative_to(ROOT).as_posix()
         page = f"# {name}\n\n```python\n{path.read_text(encoding='utf-8')}```\n"
         files.append(File.generated(config, name.replace(".py", ".md"), content=page))
-    files.append(File.generated(config, "results/index.md", content=all_results()))
+    files.append(File.generated(config, "results/all.md", content=all_results()))
     return files
 
 
