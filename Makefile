@@ -30,9 +30,10 @@ lint: .venv/test
 	$(VENV)/ruff format --check .
 	$(VENV)/mypy
 
-# The site, in the folder site. A warning, a link or an anchor that leads nowhere, or anything from the network is an error.
+# The site, in the folder site. A warning, a link or an anchor that leads nowhere, or anything from the network is an
+# error. (With --quiet, --strict would not see the warnings.)
 docs: .venv/docs
-	NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs build --strict
 
 # One stamp for each set of extras: the demo needs less than the tests.
 .venv/experiments .venv/test .venv/docs: pyproject.toml constraints.txt

@@ -33,10 +33,10 @@ pytestmark = [
     ],
 )
 def test_the_code_prints_what_the_page_shows(page, request):
-    for framework in NEEDS.get(page, []):
-        pytest.importorskip(framework)
     if page == "trainers":
         request.getfixturevalue("_torchvision")
+    for framework in NEEDS.get(page, []):
+        pytest.importorskip(framework)
     for block, printed in run(PAGES[page]):
         assert agree(block["shown"] or "", printed), f"it prints\n{printed}instead of\n{block['shown']}"
 
