@@ -14,7 +14,12 @@ from bitempered.experiments import recipes
 
 ROOT = Path(__file__).parent.parent
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}
-NEEDS = {"boosting": ["lightgbm", "xgboost"], "jax": ["jax"], "trainers": ["lightning", "transformers"]}
+NEEDS = {
+    "boosting": {"lightgbm": None, "xgboost": None},
+    "jax": {"jax": None},
+    "probabilities": {"sklearn": "1.8"},  # for temperature scaling
+    "trainers": {"lightning": None, "transformers": None},
+}
 SLOW = {"trainers"}  # the frameworks take long to import
 
 # What the frameworks say about themselves.
@@ -35,8 +40,8 @@ pytestmark = [
 def test_the_code_prints_what_the_page_shows(page, request):
     if page == "trainers":
         request.getfixturevalue("_torchvision")
-    for framework in NEEDS.get(page, []):
-        pytest.importorskip(framework)
+    for framework, version in NEEDS.get(page, {}).items():
+        pytest.importorskip(framework, version)
     for block, printed in run(PAGES[page]):
         assert agree(block["shown"] or "", printed), f"it prints\n{printed}instead of\n{block['shown']}"
 
@@ -71,8 +76,9 @@ def test_commands_and_their_options_exist(page, line):
     if program == "make":
         assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     elif program == "pip":
-        (extra,) = re.findall(r"\.\[(\w+)\]", rest[0])
-        assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+        extras = re.fullmatch(r"\.\[([\w,]+)\]", rest[0])[1].split(",")
+        for extra in extras:
+            assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
     else:
         command = typer.main.get_command(app).commands[name]
         options = {option for parameter in command.params for option in parameter.opts} | {"--help"}

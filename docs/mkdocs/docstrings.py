@@ -1,4 +1,4 @@
-"""Docstrings as Markdown: doctests and formulas, which Python marks in its own ways, become fenced blocks."""
+"""Docstrings as Markdown: doctests and formulas become fenced blocks."""
 
 import re
 from typing import Any
@@ -13,7 +13,13 @@ FORMULA = re.compile(r"^\.\. math:: (.+(?:\n.+)*)", re.MULTILINE)
 class Fenced(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
-            # Several names share a description. With a common space, the second would be read as the type of the first.
-            text = NAMES.sub(lambda found: found[0].replace(", ", ",\N{NO-BREAK SPACE}"), obj.docstring.value)
+            # Several names share a description. After a common space the second would
+            # be read as the type of the first.
+            text = NAMES.sub(
+                lambda found: found[0].replace(", ", ",\N{NO-BREAK SPACE}"),
+                obj.docstring.value,
+            )
             text = DOCTEST.sub(lambda found: f"```pycon\n{found[0]}\n```", text)
-            obj.docstring.value = FORMULA.sub(lambda found: f"```math\n{found[1]}\n```", text)
+            obj.docstring.value = FORMULA.sub(
+                lambda found: f"```math\n{found[1]}\n```", text
+            )

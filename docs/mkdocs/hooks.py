@@ -1,4 +1,7 @@
-"""What the site adds to MkDocs: result files and examples as pages, tables taken from them, formulas as MathML."""
+"""What the site adds to MkDocs.
+
+Result files and examples as pages, tables taken from them, formulas as MathML.
+"""
 
 import posixpath
 import re
@@ -12,7 +15,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-# What lies outside docs/ and is on the site as well, under the same path. Links such as ../results/... lead to it.
+# What lies outside docs/ and is on the site as well, under the same path. Links such as
+# ../results/... lead to it.
 PAGES = ("results/*/*.md", "benchmarks/*.md", "CHANGELOG.md", "CONTRIBUTING.md")
 PICTURES = ("results/*/*.png", "benchmarks/*.png")
 EXAMPLES = "examples/*.py"
@@ -33,14 +37,17 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def mathml(source: str, *_: Any, **__: Any) -> str:
-    return f'<div class="math">{latex2mathml.converter.convert(source.strip(), display="block")}</div>'
+    formula = latex2mathml.converter.convert(source.strip(), display="block")
+    return f'<div class="math">{formula}</div>'
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for pattern in (*PAGES, *PICTURES):
         for path in sorted(ROOT.glob(pattern)):
             uri = path.relative_to(ROOT).as_posix()
-            files.append(File(uri, str(ROOT), config.site_dir, config.use_directory_urls))
+            files.append(
+                File(uri, str(ROOT), config.site_dir, config.use_directory_urls)
+            )
     for path in sorted(ROOT.glob(EXAMPLES)):
         name = path.relative_to(ROOT).as_posix()
         page = f"# {name}\n\n```python\n{path.read_text(encoding='utf-8')}```\n"
@@ -51,23 +58,33 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def all_results() -> str:
     """A page with a link to each file of results, under its own title."""
-    lines = ["# All results", "", "Every number on this site is in one of these files. A command makes each again."]
+    lines = [
+        "# All results",
+        "",
+        "Every number on this site is in one of these files, and a command makes it.",
+    ]
     for folder in ("results", "benchmarks"):
         lines += ["", f"## {folder}", ""]
         for path in sorted(path for pattern in PAGES for path in ROOT.glob(pattern)):
             uri = path.relative_to(ROOT).as_posix()
             if uri.startswith(folder):
-                title = re.search(r"^# (.*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+                title = re.search(
+                    r"^# (.*)", path.read_text(encoding="utf-8"), re.MULTILINE
+                )
                 link = posixpath.relpath(uri, "results")
-                lines.append(f"- [`{uri}`]({link})" + (f": {title[1]}" if title else ""))
+                lines.append(
+                    f"- [`{uri}`]({link})" + (f": {title[1]}" if title else "")
+                )
     return "\n".join(lines) + "\n"
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(
+    markdown: str, page: Page, config: MkDocsConfig, files: Files
+) -> str:
     here = posixpath.dirname(page.file.src_uri)
 
     def on_site(link: re.Match[str]) -> str:
-        """../results/x.md, as it is from docs/, is results/x.md on the site; a script of examples/ is a page."""
+        """From docs/ it is ../results/x.md, on the site results/x.md."""
         target = posixpath.normpath(posixpath.join("docs", here, link[1]))
         if target.startswith("docs/"):
             return link[0]
@@ -77,10 +94,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def table(directive: re.Match[str]) -> str:
         path, number = directive[1], int(directive[2] or 1)
-        tables = TABLE.findall((ROOT / path).read_text(encoding="utf-8")) if (ROOT / path).is_file() else []
+        tables = (
+            TABLE.findall((ROOT / path).read_text(encoding="utf-8"))
+            if (ROOT / path).is_file()
+            else []
+        )
         if len(tables) < number:
-            raise PluginError(f"{page.file.src_uri}: {path} has {len(tables)} tables, not {number}")
-        return f"{tables[number - 1].rstrip()}\n\n[{path}]({posixpath.relpath(path, here or '.')}){{ .source }}"
+            raise PluginError(
+                f"{page.file.src_uri}: {path} has {len(tables)} tables, not {number}"
+            )
+        source = f"[{path}]({posixpath.relpath(path, here or '.')}){{ .source }}"
+        return f"{tables[number - 1].rstrip()}\n\n{source}"
 
     if page.file.src_uri.startswith(("results/", "benchmarks/")):
         return markdown
@@ -89,5 +113,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     if found := FROM_NETWORK.search(output):
-        raise PluginError(f"{page.file.src_uri} loads something from the network: {found[0]}")
+        raise PluginError(
+            f"{page.file.src_uri} loads something from the network: {found[0]}"
+        )
     return output
