@@ -10,7 +10,7 @@ from bitempered.playground.settings import EDGE, Settings
 
 __all__ = ["GRID", "Problem", "make", "square"]
 
-POINTS, TEST_POINTS = 800, 1000
+POINTS, TEST_POINTS = 1000, 1000
 GRID = 56  # cells per side of a picture
 # Labels made wrong "near" or "far from" the boundary are drawn from this many times as many candidates.
 POOL = {"small-margin": 3.0, "large-margin": 1.75}
@@ -35,7 +35,7 @@ def make(settings: Settings) -> Problem:
 
     >>> drawn = make(Settings(noise="random", level=0.25))
     >>> drawn.points.shape, int((drawn.clean != drawn.given).sum())
-    ((800, 2), 200)
+    ((1000, 2), 250)
     """
     rng = np.random.default_rng(settings.seed)
     if settings.data == "own":

@@ -31,11 +31,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from bitempered.playground.settings import LONGEST_TEXT, Settings, read_point
 from bitempered.playground.training import STEPS_PER_FRAME, Duel
 
-__all__ = ["Limits", "application", "listen", "serve"]
+__all__ = ["Limits", "application", "listen", "new_server", "serve"]
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 REQUEST_SECONDS = 10  # for a connection to send its first request
+# What sending to a page that has gone, or takes nothing, raises. Before Python 3.11 the time-out is not the built-in one.
+GONE = (WebSocketDisconnect, asyncio.TimeoutError, OSError)
 
 
 class Limits:
@@ -59,6 +61,7 @@ class Session:
         self.probe: tuple[float, float] | None = None
         self.wanted = asyncio.Event()  # there is something to compute
         self.sending = asyncio.Lock()
+        self.ended = False
 
     async def run(self) -> None:
         tasks = [asyncio.create_task(self.read()), asyncio.create_task(self.train())]
@@ -69,14 +72,14 @@ class Session:
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
         for end in ends:
-            if isinstance(end, Exception) and not isinstance(end, WebSocketDisconnect | TimeoutError | OSError):
+            if isinstance(end, Exception) and not isinstance(end, GONE):
                 raise end
 
     async def read(self) -> None:
         while True:
             try:
                 message = await asyncio.wait_for(self.page.receive(), self.limits.idle_seconds)
-            except (TimeoutError, asyncio.TimeoutError):
+            except asyncio.TimeoutError:
                 minutes = self.limits.idle_seconds / 60
                 await self.end(1001, f"this page was not used for {minutes:.0f} minutes: connect again to go on")
                 return
@@ -131,10 +134,13 @@ class Session:
 
     async def send(self, message: dict[str, Any]) -> None:
         async with self.sending:
+            if self.ended:
+                return
             await asyncio.wait_for(self.page.send_text(json.dumps(message)), self.limits.send_seconds)
 
     async def end(self, code: int, reason: str) -> None:
         await self.send({"error": reason})
+        self.ended = True
         await self.page.close(code, reason)
 
 
@@ -147,7 +153,7 @@ def application(host: str = "127.0.0.1", limits: Limits | None = None) -> Callab
     async def train(page: WebSocket) -> None:
         await page.accept()
         session = Session(page, workers, limits)
-        with suppress(WebSocketDisconnect, TimeoutError, OSError):
+        with suppress(*GONE):
             if len(sessions) >= limits.sessions:
                 await session.end(1013, f"{limits.sessions} pages are open already: close one, then connect again")
                 return
@@ -251,26 +257,36 @@ class ImpatientProtocol(H11Protocol):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open the port; OSError with a clear message if that cannot be."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=128)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        hint = "choose another with --port, or --port 0 for any free one" if isinstance(error, OSError) else ""
-        raise OSError(f"cannot listen on {host} port {port}: {error}; {hint}".rstrip("; ")) from None
+        raise OSError(f"cannot listen on {host[:80]!r}: {error}; --host takes an address, such as 127.0.0.1") from None
+    try:
+        return socket.create_server(address[:2], family=family, backlog=128)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)};"
+            " choose another --port, or 0 for any free one"
+        ) from None
 
 
-def serve(host: str = "127.0.0.1", port: int = 8421, *, browser: bool = True, limits: Limits | None = None) -> None:
-    """Serve the playground until Ctrl-C."""
+def new_server(host: str, limits: Limits | None = None) -> uvicorn.Server:
+    """A server that is not running yet."""
     limits = limits or Limits()
-    door = listen(host, port)
     torch.set_num_threads(1)  # the nets are small: threads would only wait for each other
-    Duel(Settings()).advance(1, None)  # compiles the CPU kernel, if this is its first use
     config = uvicorn.Config(
         application(host, limits), http=ImpatientProtocol, ws="websockets-sansio", ws_max_size=LONGEST_TEXT,
         ws_per_message_deflate=False, limit_concurrency=limits.connections, log_level="error", access_log=False,
         timeout_graceful_shutdown=2, server_header=False,
     )  # fmt: skip
+    return uvicorn.Server(config)
+
+
+def serve(host: str = "127.0.0.1", port: int = 8421, *, browser: bool = True) -> None:
+    """Serve the playground until Ctrl-C; OSError with a clear message if the port cannot be opened."""
+    door = listen(host, port)
+    server = new_server(host)
+    Duel(Settings()).advance(1, None)  # compiles the CPU kernel, if this is its first use
     name = f"[{host}]" if ":" in host else host
     shown = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(name, name)
     address = f"http://{shown}:{door.getsockname()[1]}/"
@@ -280,7 +296,7 @@ def serve(host: str = "127.0.0.1", port: int = 8421, *, browser: bool = True, li
     if browser:
         # The port is open: a request waits until the server takes it.
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-    uvicorn.Server(config).run(sockets=[door])
+    server.run(sockets=[door])
 
 
 def is_loopback(host: str) -> bool:

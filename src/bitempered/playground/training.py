@@ -19,7 +19,7 @@ from bitempered.torch import (
 
 __all__ = ["STEPS", "STEPS_PER_FRAME", "Duel", "curves"]
 
-WIDTH, RATE, MOMENTUM = 24, 0.8, 0.9
+WIDTH, RATE, MOMENTUM = 24, 0.9, 0.9
 STEPS, STEPS_PER_FRAME = 1200, 15
 REACH = 6.0  # the curves show activations from -REACH to REACH
 
