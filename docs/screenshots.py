@@ -11,7 +11,7 @@ from playwright.sync_api import expect, sync_playwright
 
 FIGURES = Path(__file__).parent / "figures"
 SIZES = {"desktop": (1360, 940, 1), "phone": (390, 844, 2)}  # width, height, pixels per point
-RANDOM, FAR = "data=ring&noise=random&level=0.3&seed=0", "data=ring&noise=large-margin&level=0.2&seed=0"
+RANDOM, FAR = "data=ring&noise=random&level=0.3&seed=0", "data=ring&noise=large-margin&level=0.15&seed=0"
 PICTURES = {  # by name: size, theme, settings, and where the pointer is in the second picture, from 0 to 1
     "playground-desktop-light": ("desktop", "light", RANDOM, (0.52, 0.28)),
     "playground-desktop-dark": ("desktop", "dark", FAR, None),
@@ -41,11 +41,11 @@ def main(only: list[str]) -> None:
                 expect(page.locator("#state")).to_contain_text("Finished", timeout=60_000)
                 if pointer:
                     box = page.locator("#picture-1").bounding_box()
-                    page.mouse.move(*(box[edge] + part * box["width"] for edge, part in zip("xy", pointer, strict=True)))
+                    page.mouse.move(box["x"] + pointer[0] * box["width"], box["y"] + pointer[1] * box["height"])
                     expect(page.locator("#probe-1")).to_contain_text("probabilities")
                 # 256 colours are enough, and make a third of the file.
                 image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-                image.quantize(256, dither=Image.Dither.NONE).save(FIGURES / f"{name}.png", optimize=True)
+                image.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(FIGURES / f"{name}.png", optimize=True)
                 page.close()
             browser.close()
     finally:

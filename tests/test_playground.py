@@ -210,7 +210,7 @@ def final(noise, level, seed):
 
 # Wide of what is measured (docs/playground.md): logistic below 0.91, bi-tempered above 0.95 for every seed there.
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
-@pytest.mark.parametrize(("noise", "level"), [("large-margin", 0.2), ("random", 0.3)])
+@pytest.mark.parametrize(("noise", "level"), [("large-margin", 0.15), ("random", 0.3)])
 def test_the_bi_tempered_side_recovers_and_the_logistic_one_does_not(noise, level, seed):
     logistic, ours = final(noise, level, seed)
     assert logistic < 0.93
@@ -411,6 +411,20 @@ def test_a_page_that_takes_no_frames_is_ended():
     asyncio.run(meet())
 
 
+def test_a_page_that_pings_and_does_not_read_is_hung_up_on(address):
+    greeting = (
+        "GET /train HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    ping = bytes([0x89, 0x80 | 125, 0, 0, 0, 0]) + b"x" * 125
+    with socket.create_connection(address[:2], timeout=30) as deaf:
+        deaf.sendall(greeting.encode())
+        assert deaf.recv(12) == b"HTTP/1.1 101"
+        with pytest.raises(ConnectionError):
+            for _ in range(2000):  # 26 MB: more than the buffers of any system
+                deaf.sendall(100 * ping)
+
+
 def test_silent_connections_are_hung_up_on(monkeypatch):
     monkeypatch.setattr(server, "REQUEST_SECONDS", 0.3)
     with serving() as address, socket.create_connection(address[:2], timeout=10) as silent, Page(address) as page:
@@ -497,7 +511,7 @@ def test_fifty_connections_and_a_thousand_malformed_requests():
         for page in pages:
             page.socket.close()
         after = memory_of(process)
-        print(f"memory {before:.0f} -> {after:.0f} MiB; a visitor waited {np.median(waits):.3f} s, at most {max(waits):.3f}")
+        print(f"{before:.0f} to {after:.0f} MiB; a visitor waited {np.median(waits):.3f} s, at most {max(waits):.3f}")
         assert process.poll() is None
         assert after < before + 150
         assert np.median(waits) < 2  # wide: 16 nets train at the same time

@@ -82,7 +82,7 @@ def place(page, x, y, picture="#picture-1"):
     return box["x"] + (x / 1.25 + 1) / 2 * box["width"], box["y"] + (1 - y / 1.25) / 2 * box["height"]
 
 
-@pytest.mark.parametrize(("noise", "level"), [("random", "0.3"), ("large-margin", "0.2")])
+@pytest.mark.parametrize(("noise", "level"), [("random", "0.3"), ("large-margin", "0.15")])
 def test_the_presets_show_the_effect_live(page, address, noise, level):
     """Pushed steps are counted in the page, from the first to the last."""
     page.goto(f"{address}#noise={noise}&level={level}")
@@ -100,7 +100,7 @@ def test_the_presets_show_the_effect_live(page, address, noise, level):
 
 
 def test_moving_both_sliders_changes_the_loss_and_the_nets(page, address):
-    page.goto(f"{address}#noise=large-margin&level=0.2")
+    page.goto(f"{address}#noise=large-margin&level=0.15")
     finished(page)
     logistic, ours = accuracies(page)
     assert ours > logistic + 3
@@ -181,9 +181,10 @@ def test_a_share_link_restores_everything(page, address, chromium):
     finished(page)
     found, chosen = accuracies(page), link(page)
     assert len(chosen.pop("points")) == 61 * 4
-    expected = {"data": "own", "noise": "small-margin", "t1": "0.5", "t2": "2", "schedule": "1", "seed": "7", "marks": "0"}
-    assert {name: chosen[name] for name in expected} == expected
-    assert 0.08 < float(chosen["level"]) < 0.12
+    assert 0.08 < float(chosen.pop("level")) < 0.12
+    assert chosen == {
+        "data": "own", "noise": "small-margin", "t1": "0.5", "t2": "2", "schedule": "1", "seed": "7", "marks": "0"
+    }  # fmt: skip
     shared = page.url
     other = chromium.new_context().new_page()
     other.goto(shared)
@@ -199,7 +200,9 @@ def test_a_share_link_restores_everything(page, address, chromium):
     other.context.close()
 
 
-@pytest.mark.parametrize("fragment", ["t1=7", "data=nothing", "data=own&points=!!!!", "t1=&seed=-1", "%%%", "level=1e9"])
+@pytest.mark.parametrize(
+    "fragment", ["t1=7", "data=nothing", "data=own&points=!!!!", "t1=&seed=-1", "%%%", "level=1e9"]
+)
 def test_a_broken_link_is_told_and_gets_the_defaults(page, address, fragment):
     page.goto(f"{address}#{fragment}")
     expect(page.locator("#pair-now")).to_have_text("t1 = 0.2, t2 = 4")
@@ -214,7 +217,7 @@ def test_hovering_shows_activations_and_probabilities(page, address):
     for side in (0, 1):
         expect(page.locator(f"#probe-{side}")).to_contain_text("activations")
     text = page.locator("#probe-1").inner_text()
-    blue, orange = (float(number) for number in re.findall(r"([\d.]+) %", text))
+    blue, orange = (float(number) for number in re.findall(r"([\d.]+)\s%", text))
     assert orange > blue  # the disc is orange
     assert blue + orange == pytest.approx(100, abs=0.11)
     page.mouse.move(2, 2)

@@ -27,6 +27,7 @@ from starlette.responses import FileResponse, PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from bitempered.playground.settings import LONGEST_TEXT, Settings, read_point
 from bitempered.playground.training import STEPS_PER_FRAME, Duel
@@ -36,7 +37,8 @@ __all__ = ["Limits", "application", "listen", "new_server", "serve"]
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 REQUEST_SECONDS = 10  # for a connection to send its first request
-# What sending to a page that has gone, or takes nothing, raises. Before Python 3.11 the time-out is not the built-in one.
+MOST_UNREAD = 2**20  # bytes that wait for a page; frames have about 20,000
+# What sending to a page raises if it has gone or takes nothing. In Python 3.10 this time-out is not the built-in one.
 GONE = (WebSocketDisconnect, asyncio.TimeoutError, OSError)
 
 
@@ -44,7 +46,7 @@ class Limits:
     """What a server gives away at most."""
 
     sessions = 16
-    connections = 100  # over HTTP
+    connections = 500  # over HTTP
     frames_per_second = 20
     messages_per_second = 100  # of one page; more of them wait
     idle_seconds = 900.0  # without a message of the page
@@ -256,6 +258,15 @@ class ImpatientProtocol(H11Protocol):
             self.transport.close()
 
 
+class BoundedProtocol(WebSocketsSansIOProtocol):
+    """Hangs up on a page that sends and does not read: uvicorn alone would keep the answers to its pings for ever."""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.transport.get_write_buffer_size() > MOST_UNREAD:
+            self.transport.abort()
+
+
 def listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -275,7 +286,7 @@ def new_server(host: str, limits: Limits | None = None) -> uvicorn.Server:
     limits = limits or Limits()
     torch.set_num_threads(1)  # the nets are small: threads would only wait for each other
     config = uvicorn.Config(
-        application(host, limits), http=ImpatientProtocol, ws="websockets-sansio", ws_max_size=LONGEST_TEXT,
+        application(host, limits), http=ImpatientProtocol, ws=BoundedProtocol, ws_max_size=LONGEST_TEXT,
         ws_per_message_deflate=False, limit_concurrency=limits.connections, log_level="error", access_log=False,
         timeout_graceful_shutdown=2, server_header=False,
     )  # fmt: skip

@@ -62,7 +62,7 @@ class Duel:
                 optimizer.step()
             self.step += 1
         t1, t2 = self.temperatures[1]
-        frame = {"step": self.step, "done": self.done, "t1": t1, "t2": t2}
+        frame: Json = {"step": self.step, "done": self.done, "t1": t1, "t2": t2}
         with torch.no_grad():
             pairs = list(zip(self.nets, self.temperatures, strict=True))
             frame["sides"] = [self.side(net, *pair) for net, pair in pairs]

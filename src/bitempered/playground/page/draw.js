@@ -173,7 +173,7 @@ export function chart(svg, { x, y, xTicks, yTicks, xLabel, format = String, seri
     if (u !== null && u >= x[0] && u <= x[1]) parts.push(`<circle class="s${side}" cx="${px(u)}" cy="${py(v)}" r="4.5"/>`);
   }
   labels.forEach(([text, u, v, anchor], side) => {
-    if (text) parts.push(`<text class="l${side}" x="${px(u)}" y="${py(v)}" text-anchor="${anchor}">${text}</text>`);
+    if (text) parts.push(`<text class="l${Math.min(side, 1)}" x="${px(u)}" y="${py(v)}" text-anchor="${anchor}">${text}</text>`);
   });
   svg.setAttribute("viewBox", `0 0 ${W} ${H}`);
   svg.innerHTML = parts.join("");

@@ -4,7 +4,7 @@ import { EDGE, bytes, chart, colours, picture, toPixel, toPlace } from "./draw.j
 
 const $ = (id) => document.getElementById(id);
 const DEFAULTS = { data: "ring", noise: "random", level: 0.3, t1: 0.2, t2: 4, schedule: false, seed: 0, points: [] };
-const LEVELS = { none: 0.3, random: 0.3, "small-margin": 0.2, "large-margin": 0.2 };
+const LEVELS = { none: 0.3, random: 0.3, "small-margin": 0.2, "large-margin": 0.15 };
 const OWN_AT_FIRST = 60; // points of the data set shown that "your points" begins with
 const canvases = [$("picture-0"), $("picture-1")];
 
@@ -139,7 +139,7 @@ function redraw() {
   });
 }
 
-const percent = (part, digits = 1) => `${(100 * part).toFixed(digits)} %`;
+const percent = (part, digits = 1) => `${(100 * part).toFixed(digits)}\u00a0%`;
 
 function draw() {
   if (!problem) return;
@@ -170,11 +170,11 @@ function draw() {
   if (curves) {
     $("t1-says").textContent = curves.bound === null
       ? "At 1, as in the logistic loss, a wrong label can cost any amount."
-      : `A wrong label costs at most ${curves.bound.toFixed(2)}. The logistic loss has no limit.`;
+      : `Bounded: a wrong label costs at most ${curves.bound.toFixed(2)}. The logistic loss has no limit.`;
     const [usual, now] = curves.transfer.map((line) => percent(line.at(-1), 1));
     $("t2-says").textContent = curves.transfer[1].at(-1) === curves.transfer[0].at(-1)
       ? "At 1, as in the logistic loss, the net is soon sure: an activation of 6 means 99.8 %."
-      : `An activation of 6 means ${now}; in the logistic loss ${usual}.`;
+      : `${frame.t2 > 1 ? "Heavy" : "Light"} tail: an activation of 6 means ${now}, with the logistic loss ${usual}.`;
   }
 }
 
@@ -197,10 +197,10 @@ function drawCharts() {
     xLabel: "step", format: (v) => `${100 * v} %`, series: line("clean"),
     labels: [["logistic", steps[1], low + 0.12 * (1 - low), "end"], ["bi-tempered", steps[1], low + 0.02 * (1 - low), "end"]] });
   const losses = history.flatMap(({ sides }) => sides.map((side) => side.loss ?? 0));
-  const top = Math.max(0.2, Math.ceil(10 * Math.max(...losses)) / 10);
+  const top = Math.max(0.2, Math.ceil(10 * Math.max(...losses)) / 10 + 0.1);
   chart($("training"), { x: steps, y: [0, top], xTicks, yTicks: [0, top / 2, top], xLabel: "step",
     format: (v) => v.toFixed(2), series: line("loss"),
-    labels: [["logistic", steps[1], 0.14 * top, "end"], ["bi-tempered", steps[1], 0.03 * top, "end"]] });
+    labels: [["logistic", steps[1], 0.97 * top, "end"], ["bi-tempered", steps[1], 0.86 * top, "end"]] });
   if (!curves) return;
   const curve = (name) => curves[name].map((values) => values.map((value, i) => [curves.activation[i], value]));
   const reach = curves.activation.at(-1);
@@ -210,9 +210,8 @@ function drawCharts() {
   const axis = { x: [-reach, reach], xTicks: [-reach, -reach / 2, 0, reach / 2, reach] };
   const bound = curves.bound;
   chart($("loss"), { ...axis, y: [0, 6], yTicks: [0, 2, 4, 6], xLabel: "wrong ←  activation  → right", series: curve("loss"), bound,
-    labels: [["logistic", -1.6, 3.2, "start"],
-      bound !== null && bound <= 5 ? [`bi-tempered ≤ ${bound.toFixed(2)}`, reach, bound + 0.3, "end"]
-        : ["bi-tempered", reach, 0.6, "end"]] });
+    labels: [["logistic", reach, 5.6, "end"], ["bi-tempered", reach, 4.9, "end"],
+      bound !== null && bound <= 4 ? [`at most ${bound.toFixed(2)}`, reach, bound + 0.25, "end"] : [""]] });
   chart($("transfer"), { ...axis, y: [0, 1], yTicks: [0, 0.5, 1], xLabel: "activation", format: (v) => `${100 * v} %`,
     series: curve("transfer"), dots: at, labels: [["logistic", reach, 0.14, "end"], ["bi-tempered", reach, 0.03, "end"]] });
 }
