@@ -197,10 +197,9 @@ def guarded(app: Callable[..., Awaitable[None]], names: set[str]) -> Callable[..
         elif origins and origins != [f"http://{host}"]:
             trouble = "only the playground's own page may use this server"
         if trouble is not None:
-            refusal = PlainTextResponse(f"{trouble}\n", 403)
             if scope["type"] == "websocket":
-                return await WebSocket(scope, receive, send).send_denial_response(refusal)
-            return await refusal(scope, receive, send)
+                return await send({"type": "websocket.close", "code": 1008})  # before it is accepted: status 403
+            return await PlainTextResponse(f"{trouble}\n", 403)(scope, receive, send)
         rules = (
             f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self' ws://{host};"
             " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
