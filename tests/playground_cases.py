@@ -48,7 +48,9 @@ class Page:
 
     def __init__(self, address, **options):
         host, port = address[:2]
-        opened = websockets.connect(f"ws://{host}:{port}/train", open_timeout=30, proxy=None, **options)
+        opened = websockets.connect(
+            f"ws://{host}:{port}/train", open_timeout=30, close_timeout=1, proxy=None, **options
+        )
         self.socket = opened.__enter__()
 
     def __enter__(self):
