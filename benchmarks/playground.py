@@ -113,7 +113,7 @@ def page(rows: list[Row]) -> str:
             [
                 data, f"{noise}, {cell[0]['level']:.0%}" if cell[0]["level"] else noise, str(len(cell)),
                 spread([100 * row["logistic"] for row in cell]), spread([100 * row["bi-tempered"] for row in cell]),
-                ", ".join([spread(steps, 0)] * bool(steps) + [f"{never} never"] * bool(never)),
+                ", ".join([spread(steps, 0) for _ in steps[:1]] + [f"{never} never"] * bool(never)),
             ]
         )  # fmt: skip
     head = ["data", "wrong labels", "seeds", "logistic", "bi-tempered", "step of 95 %"]
