@@ -393,7 +393,8 @@ canvases.forEach((canvas) => {
   };
   canvas.addEventListener("pointerup", drop);
   canvas.addEventListener("pointercancel", drop);
-  canvas.addEventListener("pointerleave", () => dragged === null && unpoint());
+  // A finger that is lifted leaves the cross, to be read.
+  canvas.addEventListener("pointerleave", (event) => dragged === null && event.pointerType !== "touch" && unpoint());
   canvas.addEventListener("contextmenu", (event) => {
     if (settings.data !== "own") return;
     event.preventDefault();
