@@ -48,9 +48,9 @@ class Page:
 
     def __init__(self, address, **options):
         host, port = address[:2]
-        opened = websockets.connect(
-            f"ws://{host}:{port}/train", open_timeout=30, close_timeout=1, proxy=None, **options
-        )
+        # Without pings: a page that does not read for a while would miss the answers.
+        manners = {"open_timeout": 30, "close_timeout": 1, "ping_interval": None, "proxy": None}
+        opened = websockets.connect(f"ws://{host}:{port}/train", **manners, **options)
         self.socket = opened.__enter__()
 
     def __enter__(self):

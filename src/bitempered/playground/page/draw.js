@@ -134,15 +134,15 @@ function shape(pen, label, u, v, r) {
 
 function cross(pen, size, scale, place, palette) {
   const [u, v] = toPixel(place, size);
-  const reach = 11 * scale;
+  const [gap, reach] = [6 * scale, 14 * scale]; // open in the middle, so that a point there is seen
   for (const [colour, width] of [[palette.back, 5], [palette.mark, 2]]) {
     pen.strokeStyle = colour;
     pen.lineWidth = width * scale;
     pen.beginPath();
-    pen.moveTo(u - reach, v);
-    pen.lineTo(u + reach, v);
-    pen.moveTo(u, v - reach);
-    pen.lineTo(u, v + reach);
+    for (const [p, q] of [[1, 0], [-1, 0], [0, 1], [0, -1]]) {
+      pen.moveTo(u + gap * p, v + gap * q);
+      pen.lineTo(u + reach * p, v + reach * q);
+    }
     pen.stroke();
   }
 }
