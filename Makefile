@@ -5,7 +5,7 @@ VENV := .venv/bin
 # Both losses and generalized cross-entropy at Adam's default rate, and cross-entropy at its best rate for the last epoch.
 DEMO := logistic@0.001,logistic@0.0001,gce:0.7@0.001,bi-tempered@0.001
 
-.PHONY: demo test test-slow test-portable test-gpu lint docs clean
+.PHONY: demo test test-slow test-portable test-browser test-gpu screenshots lint docs clean
 
 demo: .venv/experiments
 	$(VENV)/bitempered compare --losses $(DEMO) --noise 0,0.4 --out results/demo
@@ -20,6 +20,14 @@ test-slow: .venv/test
 # The tests that rounding could move, under each instruction set that this CPU has.
 test-portable: .venv/test
 	$(VENV)/python tests/portable.py
+
+# The playground in Chromium, which must be there: apt-get install chromium
+test-browser: .venv/test
+	$(VENV)/python -m pytest tests/test_playground_browser.py -m browser
+
+# The pictures of docs/playground.md.
+screenshots: .venv/test
+	$(VENV)/python docs/screenshots.py
 
 # On a machine with a CUDA device and its own build of torch: no .venv is made.
 test-gpu:

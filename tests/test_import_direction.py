@@ -32,7 +32,8 @@ ROOMS = {
     "boosting": ADAPTER,
     "divergences": {"core", "checks"},
     "experiments": {"audit", "core", "diagnosis", "kernels", "noise", "schedules", "sklearn", "torch", "tune"},
-    "cli": {"experiments"},
+    "playground": {"checks", "noise", "schedules", "torch"},
+    "cli": {"experiments", "playground"},
     "__main__": {"cli"},
 }
 # Imports against the rule that are needed, each with its reason.

@@ -461,6 +461,23 @@ def audit(
     print(f"\n{audits.worst(audited)}\n\nWritten to {out}: {', '.join(pages)}")
 
 
+@app.command()
+def playground(
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free one.", min=0, max=65535)] = 8421,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address without opening it.")] = False,
+) -> None:
+    """Open a page where a logistic and a bi-tempered net train side by side on noisy labels."""
+    try:
+        from bitempered.playground.server import serve
+    except ModuleNotFoundError as missing:
+        fail(f'{missing}; this command needs the playground extra: pip install "bitempered[playground]"', 1)
+    try:
+        serve(host, port, browser=not no_browser)
+    except OSError as error:
+        fail(str(error), 1)
+
+
 def numbers(option: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(number) for number in text.split(","))

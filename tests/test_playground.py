@@ -1,0 +1,568 @@
+"""The playground: its problems and nets, its server, and what hostile requests get."""
+
+import asyncio
+import base64
+import http.client
+import json
+import math
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from experiment_cases import error_lines, invoke
+from torch.nn.functional import cross_entropy, softplus
+
+pytest.importorskip("starlette", reason="needs the playground extra")
+import websockets
+from playground_cases import Page, command_running, serving
+
+from bitempered import schedules
+from bitempered.playground import problems, server, settings, training
+from bitempered.playground.settings import Settings
+from bitempered.playground.training import STEPS, Duel
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "settings must be an object"),
+        ([], "settings must be an object"),
+        ({"t3": 1}, "unknown setting 't3'; choose from: data, noise"),
+        ({"t1": "0.5"}, "t1 must be a number from 0 to 1, got '0.5'"),
+        ({"t1": True}, "t1 must be a number"),
+        ({"t1": math.nan}, "t1 must be a number from 0 to 1, got nan"),
+        ({"t1": -0.1}, "t1 must be a number"),
+        ({"t2": 5.1}, "t2 must be a number from 0.5 to 5, got 5.1"),
+        ({"t2": 10**400}, "t2 must be a number from 0.5 to 5, got a huge number"),
+        ({"t1": 0.9, "t2": 0.5}, "t1 must not exceed t2"),
+        ({"level": 0.6}, "level must be a number from 0 to 0.5"),
+        ({"seed": 0.5}, "seed must be a whole number"),
+        ({"seed": 10**6}, "seed must be a number from 0 to 999999"),
+        ({"schedule": 1}, "schedule must be true or false, got 1"),
+        ({"data": "../etc/passwd"}, "data must be one of ring, moons"),
+        ({"data": ["ring"]}, "data must be one of"),
+        ({"noise": None}, "noise must be one of none, small-margin"),
+        ({"noise": "x" * 10**6}, "noise must be one of"),
+        ({"data": "own"}, "place points of at least two classes"),
+        ({"data": "own", "points": [[0, 0, 0], [1, 1, 0]]}, "place points of at least two classes"),
+        ({"data": "own", "points": "all"}, "points must be a list of at most 1000"),
+        ({"data": "own", "points": [[0, 0, k % 2] for k in range(1001)]}, "at most 1000 points, got 1001"),
+        ({"data": "own", "points": [[0, 0]]}, "a point must be"),
+        ({"data": "own", "points": [[0, 2, 0]]}, "y must be a number from -1.25 to 1.25"),
+        ({"data": "own", "points": [[0, 0, 3]]}, "the class of a point must be a number from 0 to 2"),
+        ({"data": "own", "points": [[0, 0, 0.5]]}, "the class of a point must be a whole number"),
+        ({"data": "own", "points": [[0, [], 1]]}, "y must be a number"),
+    ],
+)
+def test_impossible_settings_get_a_short_error(given, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011  (the message follows)
+        Settings.read(given)
+    assert message in str(error.value)
+    assert len(str(error.value)) < 200
+
+
+def test_points_of_another_data_set_are_dropped_unread():
+    assert Settings.read({"data": "moons", "points": "anything"}).points == ()
+
+
+# Problems
+
+NAMES = [name for name in settings.DATA if name != "own"]
+
+
+@pytest.mark.parametrize("data", NAMES)
+def test_the_truth_is_near_the_labels(data):
+    problem = problems.make(Settings(data=data, noise="none"))
+    assert np.array_equal(problem.clean, problem.given)
+    cells, truth = problems.square(), problem.truth.argmax(axis=0)
+    at = [((cells - point) ** 2).sum(axis=1).argmin() for point in problem.test_points]
+    # The three clouds overlap; elsewhere a point may be in another cell than its own side of the boundary.
+    assert (truth[at] == problem.test_labels).mean() > 0.97
+
+
+@pytest.mark.parametrize("noise", ["small-margin", "large-margin", "random"])
+@pytest.mark.parametrize("data", NAMES)
+def test_noise_is_exact_and_the_same_for_a_seed(data, noise):
+    asked = Settings(data=data, noise=noise, level=0.2, seed=3)
+    one, two, other = problems.make(asked), problems.make(asked), problems.make(replace(asked, seed=4))
+    assert (one.clean != one.given).sum() == round(0.2 * len(one.clean))
+    assert np.array_equal(one.given, two.given)
+    assert np.array_equal(one.points, two.points)
+    assert not np.array_equal(one.points, other.points)
+
+
+def test_margins_are_distances_from_the_boundary():
+    far, near = (
+        np.abs(np.linalg.norm(problem.points, axis=1) - (problems.DISC + problems.RING) / 2)[
+            problem.clean != problem.given
+        ].mean()
+        for problem in (problems.make(Settings(noise=f"{size}-margin", level=0.2)) for size in ("large", "small"))
+    )
+    assert far > 2 * near
+
+
+def test_own_points_are_used_as_they_are():
+    points = ((0.5, 0.25, 2), (-1.0, 0.0, 0))
+    problem = problems.make(Settings(data="own", noise="none", points=points))
+    assert problem.points.tolist() == [[0.5, 0.25], [-1.0, 0.0]]
+    assert problem.given.tolist() == [2, 0]
+    assert problem.classes == 3
+    assert problem.truth is None
+
+
+@pytest.mark.parametrize("noise", settings.NOISE)
+@pytest.mark.parametrize("level", [0.0, 0.5])
+def test_two_points_can_be_learnt_with_any_noise(noise, level):
+    asked = Settings(data="own", noise=noise, level=level, points=((0.5, 0.25, 1), (0.5, 0.25, 0)))
+    assert Duel(asked).advance(2, (0.0, 0.0))["step"] == 2
+
+
+# The nets
+
+
+def test_at_temperature_one_both_sides_are_the_same():
+    frame = Duel(Settings(t1=1.0, t2=1.0)).advance(30, (0.3, 0.4))
+    assert frame["sides"][0] == frame["sides"][1]
+    assert frame["probe"]["sides"][0] == frame["probe"]["sides"][1]
+
+
+def test_both_sides_start_equal_and_differ_later():
+    duel = Duel(Settings())
+    for one, two in zip(*(net.parameters() for net in duel.nets), strict=True):
+        assert torch.equal(one, two)
+    first, later = duel.advance(0, None), duel.advance(15, None)
+    assert first["step"] == 0
+    assert first["sides"][0]["clean"] == first["sides"][1]["clean"]
+    assert later["sides"][0] != later["sides"][1]
+
+
+def test_a_run_is_the_same_however_it_is_cut():
+    asked = Settings(data="three", noise="large-margin", schedule=True)
+    one, two = Duel(asked), Duel(asked)
+    for steps in (1, 7, 22):
+        frame = one.advance(steps, None)
+    assert frame["sides"] == two.advance(30, None)["sides"]
+
+
+def test_the_frame_is_about_the_net():
+    duel = Duel(Settings(data="three"))
+    frame = duel.advance(20, (0.1, -0.2))
+    logits = duel.nets[0](duel.points)
+    assert frame["sides"][0]["loss"] == pytest.approx(cross_entropy(logits, duel.given).item(), abs=1e-4)
+    assert frame["sides"][0]["given"] == pytest.approx((logits.argmax(1) == duel.given).float().mean().item())
+    surface = np.frombuffer(base64.b64decode(frame["sides"][1]["surface"]), np.uint8).reshape(3, -1)
+    assert surface.shape[1] == problems.GRID**2
+    assert np.abs(surface.sum(axis=0, dtype=int) - 255).max() <= 2  # rounding
+    for side in frame["probe"]["sides"]:
+        assert len(side["activations"]) == 3
+        assert sum(side["probabilities"]) == pytest.approx(1, abs=1e-3)
+
+
+def test_the_schedule_is_the_library_s():
+    duel = Duel(Settings(t1=0.0, t2=2.0, schedule=True))
+    expected = schedules.default(2, STEPS)
+    for step in (0, 100, 300, 500, STEPS):
+        duel.step = step
+        assert duel.temperatures[1] == expected(step)
+    assert Duel(Settings(t1=0.3, t2=3.0)).temperatures[1] == (0.3, 3.0)
+
+
+def test_curves_are_the_loss_and_the_transfer_function():
+    curves = training.curves(0.2, 4.0)
+    a = torch.tensor(curves["activation"])
+    torch.testing.assert_close(torch.tensor(curves["loss"][0]), softplus(-a), atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.tensor(curves["transfer"][0]), a.sigmoid(), atol=1e-4, rtol=0)
+    assert max(curves["loss"][1]) < curves["bound"] == 1.25
+    assert training.curves(1.0, 4.0)["bound"] is None
+
+
+@pytest.mark.parametrize(("t1", "t2"), [(0.0, 0.5), (0.5, 0.5), (0.0, 5.0), (1.0, 5.0), (1.0, 1.0)])
+@pytest.mark.parametrize("data", NAMES)
+def test_every_frame_is_json_at_the_ends_of_the_sliders(data, t1, t2):
+    frame = Duel(Settings(data=data, t1=t1, t2=t2, noise="random", level=0.5)).advance(40, (1.25, -1.25))
+    json.dumps(frame, allow_nan=False)
+
+
+def test_a_net_that_has_diverged_is_json_too():
+    duel = Duel(Settings())
+    with torch.no_grad():
+        for parameter in duel.nets[1].parameters():
+            parameter.fill_(math.nan)
+    frame = duel.advance(1, (0.0, 0.0))
+    json.dumps(frame, allow_nan=False)
+    assert frame["sides"][1]["loss"] is None
+
+
+def final(noise, level, seed):
+    """The accuracies of both sides on clean labels after a whole run."""
+    return [side["clean"] for side in Duel(Settings(noise=noise, level=level, seed=seed)).advance(STEPS, None)["sides"]]
+
+
+# Wide of what is measured (docs/playground.md): logistic below 0.91, bi-tempered above 0.95 for every seed there.
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+@pytest.mark.parametrize(("noise", "level"), [("large-margin", 0.15), ("random", 0.3)])
+def test_the_bi_tempered_side_recovers_and_the_logistic_one_does_not(noise, level, seed):
+    logistic, ours = final(noise, level, seed)
+    assert logistic < 0.93
+    assert ours > 0.94
+
+
+# The server
+
+
+@pytest.fixture(scope="module")
+def address():
+    with serving() as found:
+        yield found
+
+
+def fetch(address, path="/", method="GET", headers=(), body=None):
+    connection = http.client.HTTPConnection(*address[:2], timeout=30)
+    try:
+        connection.request(method, path, body, dict(headers))
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_the_page_and_its_files_are_served(address):
+    status, headers, page = fetch(address)
+    assert status == 200
+    assert "Bi-tempered playground" in page
+    assert "default-src 'none'" in headers["content-security-policy"]
+    for name, kind in (("style.css", "text/css"), ("page.js", "javascript"), ("draw.js", "javascript")):
+        status, headers, _ = fetch(address, f"/{name}")
+        assert status == 200
+        assert kind in headers["content-type"]
+
+
+def test_the_page_loads_nothing_from_elsewhere():
+    for path in server.PAGE.iterdir():
+        text = path.read_text(encoding="utf-8").replace('xmlns="http://www.w3.org/2000/svg"', "")
+        assert "http:" not in text, path.name
+        assert "//cdn" not in text, path.name
+
+
+@pytest.mark.parametrize("path", ["/settings.py", "/../settings.py", "/%2e%2e/settings.py", "/page/", "//", "/train"])
+def test_nothing_else_is_served(address, path):
+    assert fetch(address, path)[0] in (400, 404)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_other_methods_are_refused(address, method):
+    assert fetch(address, method=method, body=b"x" * 1000)[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200), ("localhost:{port}", 200), ("127.0.0.1:{port}", 200), ("[::1]:{port}", 200),
+        ("evil.example", 403), ("evil.example:{port}", 403), ("127.0.0.1.evil.example", 403),
+        ("localhost.evil.example:{port}", 403), ("localhost:x", 403), ("127.1", 403), ("", 403),
+    ],
+)  # fmt: skip
+def test_only_own_names_and_addresses_are_hosts(address, host, status):
+    assert fetch(address, headers={"Host": host.format(port=address[1])})[0] == status
+
+
+ORIGINS = ["http://evil.example", "null", "http://127.0.0.1", "https://127.0.0.1:{port}", "http://localhost:{port}"]
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_foreign_origins_are_refused(address, origin):
+    origin = origin.format(port=address[1])
+    assert fetch(address, headers={"Origin": origin})[0] == 403
+    with pytest.raises(websockets.exceptions.InvalidStatus) as error:
+        Page(address, origin=origin)
+    assert error.value.response.status_code == 403
+
+
+def test_the_own_origin_is_not_refused(address):
+    with Page(address, origin=f"http://127.0.0.1:{address[1]}") as page:
+        page.ask(settings={})
+        assert page.get("frame")["step"] == 0
+
+
+def test_a_session_from_start_to_end(address):
+    with Page(address) as page:
+        page.ask(settings={"data": "own", "points": [[-0.5, 0, 0], [0.5, 0, 1], [0.6, 0.1, 1]], "noise": "none"})
+        start = page.get("start")
+        assert start["points"] == [[-0.5, 0, 0, 0], [0.5, 0, 1, 1], [0.6, 0.1, 1, 1]]
+        frames = page.to_the_end()
+        assert [frame["step"] for frame in frames] == list(range(0, STEPS + 1, training.STEPS_PER_FRAME))
+        assert [side["clean"] for side in frames[-1]["sides"]] == [1, 1]
+        with pytest.raises(TimeoutError):  # the run is over
+            page.get("frame", timeout=0.5)
+
+
+def test_pausing_stops_the_steps_and_not_the_answers(address):
+    with Page(address) as page:
+        page.ask(run=False)
+        page.ask(settings={"t1": 0.5, "t2": 2})
+        frame = page.get("frame")
+        assert (frame["step"], frame["t1"], frame["t2"]) == (0, 0.5, 2)
+        page.ask(probe=[0.25, -0.5])
+        frame = page.get("frame")
+        assert frame["step"] == 0
+        assert frame["probe"]["at"] == [0.25, -0.5]
+        page.ask(run=True)
+        page.ask(probe=None)
+        while (frame := page.get("frame"))["step"] == 0:
+            pass
+        page.ask(settings={"t1": 1, "t2": 1})
+        page.get("start")
+        frame = page.get("frame")
+        assert frame["step"] == 0
+        assert frame["curves"]["loss"][0] == frame["curves"]["loss"][1]
+
+
+BAD = [
+    "", "{", "[]", "null", "1e999", '"text"', "{}", '{"run": 1}', '{"run": true, "probe": null}', '{"settings": 3}',
+    '{"probe": [1]}', '{"probe": [9, 9]}', '{"probe": [NaN, 0]}', '{"settings": {"t1": NaN}}', '{"eval": "1"}',
+    "[" * 60000, '{"settings": {"seed": ' + "9" * 5000 + "}}", '{"settings": {"points": [' * 1000, b"\x00\xff",
+    '{"settings": {"data": "own", "points": [' + "[0,0,0]," * 5000 + "[0,0,1]]}}",
+]  # fmt: skip
+
+
+def test_bad_messages_get_an_error_and_leave_the_session_running(address):
+    with Page(address) as page:
+        for message in BAD:
+            page.socket.send(message)
+            assert len(page.get("error")) < 200
+        page.ask(settings={})
+        assert page.get("frame")["step"] == 0
+
+
+def test_a_message_that_is_too_long_ends_its_session_only(address):
+    with Page(address) as page, Page(address) as other:
+        page.socket.send(" " * (settings.LONGEST_TEXT + 1))
+        with pytest.raises(websockets.exceptions.ConnectionClosed) as error:
+            page.get("frame")
+        assert error.value.rcvd.code == 1009
+        other.ask(settings={})
+        assert other.get("frame")["step"] == 0
+
+
+def test_a_flood_of_messages_waits(address):
+    with Page(address) as page, Page(address) as other:
+        for _ in range(2000):
+            page.socket.send('{"settings": {}}')
+        other.ask(settings={})
+        started = time.monotonic()
+        other.get("frame")
+        assert time.monotonic() - started < 5
+
+
+def limits(**changed):
+    return type("Limits", (server.Limits,), changed)()
+
+
+def test_one_page_too_many_is_told_so():
+    with serving(limits(sessions=2)) as address, Page(address), Page(address) as second:
+        with Page(address) as third:
+            assert third.get("error") == "2 pages are open already: close one, then connect again"
+            with pytest.raises(websockets.exceptions.ConnectionClosed) as error:
+                third.socket.recv(10)
+            assert error.value.rcvd.code == 1013
+        second.socket.close()
+        time.sleep(0.5)
+        with Page(address) as again:
+            again.ask(settings={})
+            assert again.get("frame")["step"] == 0
+
+
+def test_an_idle_page_is_told_and_ended():
+    with serving(limits(idle_seconds=0.3)) as address, Page(address) as page:
+        assert "not used" in page.get("error")
+        with pytest.raises(websockets.exceptions.ConnectionClosed) as error:
+            page.socket.recv(10)
+        assert error.value.rcvd.code == 1001
+
+
+class StuckPage:
+    """A page that asks once and takes nothing."""
+
+    def __init__(self):
+        self.messages = [{"type": "websocket.receive", "text": '{"settings": {}}'}]
+
+    async def receive(self):
+        return self.messages.pop() if self.messages else await asyncio.Event().wait()
+
+    async def send_text(self, text):
+        await asyncio.Event().wait()
+
+
+def test_a_page_that_takes_no_frames_is_ended():
+    async def meet():
+        session = server.Session(StuckPage(), ThreadPoolExecutor(1), limits(send_seconds=0.2))
+        await asyncio.wait_for(session.run(), 30)
+
+    asyncio.run(meet())
+
+
+def test_a_page_that_pings_and_does_not_read_is_hung_up_on(address):
+    greeting = (
+        "GET /train HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    ping = bytes([0x89, 0x80 | 125, 0, 0, 0, 0]) + b"x" * 125
+    with socket.create_connection(address[:2], timeout=30) as deaf:
+        deaf.sendall(greeting.encode())
+        assert deaf.recv(12) == b"HTTP/1.1 101"
+        with pytest.raises(ConnectionError):
+            deaf.sendall(200_000 * ping)  # 26 MB: more than the buffers of any system
+
+
+def test_silent_connections_are_hung_up_on(monkeypatch):
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.3)
+    with serving() as address, socket.create_connection(address[:2], timeout=10) as silent, Page(address) as page:
+        silent.sendall(b"GET / HT")
+        assert silent.recv(100) == b""
+        page.ask(settings={})  # a WebSocket is not silent
+        assert page.get("frame")["step"] == 0
+
+
+# Fifty connections and a thousand malformed requests
+
+
+def malformed(count):
+    """Requests that no browser sends, each as bytes; every one differs."""
+    rng = np.random.default_rng(0)
+    kinds = [
+        lambda k: rng.bytes(200),
+        lambda k: b"GET / HTTP/9.9\r\n\r\n",
+        lambda k: b"GET /" + b"a" * 70000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        lambda k: b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n" + b"x" * 5000,
+        lambda k: b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFF\r\n" + b"x" * 5000,
+        lambda k: b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: %d\r\n" % (k, i) for i in range(500)) + b"\r\n",
+        lambda k: b"GET / HTTP/1.1\r\nHost: evil%d.example\r\n\r\n" % k,
+        lambda k: b"GET /%00%ff/../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        lambda k: b"GET /train HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+        lambda k: (
+            b"GET /train HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n" + rng.bytes(3000)
+        ),
+    ]
+    return [kinds[k % len(kinds)](k) for k in range(count)]
+
+
+def throw(address, request):
+    """Send a request and read a little of the answer, whatever happens."""
+    try:
+        with socket.create_connection(address[:2], timeout=5) as raw:
+            raw.sendall(request)
+            raw.recv(1000)
+    except OSError:
+        pass
+
+
+def memory_of(process):
+    """Its resident memory in MiB."""
+    with open(f"/proc/{process.pid}/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS"))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the memory of a process from /proc")
+def test_fifty_connections_and_a_thousand_malformed_requests():
+    with command_running() as (process, address):
+        for _ in range(2):  # what a first session makes stays
+            with Page(address) as page:
+                page.ask(settings={})
+                page.get("frame")
+        before = memory_of(process)
+        pages = [Page(address) for _ in range(50)]
+        for page in pages:
+            with suppress(websockets.exceptions.ConnectionClosed):
+                page.ask(settings={"noise": "large-margin", "level": 0.2})
+        served = [first_answer(page) for page in pages]
+        assert served.count("start") == server.Limits.sessions
+        assert served[0] == "start"
+        assert served.count("error") == 50 - server.Limits.sessions
+        waits = []
+        stop = threading.Event()
+
+        def visit():
+            while not stop.is_set():
+                started = time.monotonic()
+                assert fetch(address)[0] == 200
+                waits.append(time.monotonic() - started)
+                time.sleep(0.1)
+
+        def train():
+            """The first page reads all the time, as a browser does; the others do not."""
+            frames = 0
+            while not stop.is_set():
+                frames += 1
+                if pages[0].get("frame")["done"]:
+                    pages[0].ask(settings={})
+            return frames
+
+        with ThreadPoolExecutor(12) as pool:
+            visitor, trainee = pool.submit(visit), pool.submit(train)
+            list(pool.map(lambda request: throw(address, request), malformed(1000)))
+            stop.set()
+            visitor.result()
+            frames = trainee.result()
+        for page in pages:
+            page.socket.close()
+        after = memory_of(process)
+        print(f"{before:.0f} to {after:.0f} MiB; {frames} frames; a visitor waited {np.median(waits):.3f} s (median)")
+        assert process.poll() is None
+        assert frames > 1
+        assert after < before + 150
+        assert np.median(waits) < 2  # wide: 16 nets train at the same time
+        with Page(address) as page:
+            page.ask(settings={})
+            assert page.get("frame")["step"] == 0
+
+
+def first_answer(page):
+    return next(iter(json.loads(page.socket.recv(60))))
+
+
+# The command
+
+
+def test_a_missing_extra_is_named():
+    code = """
+import sys
+sys.modules["starlette"] = sys.modules["starlette.applications"] = None
+sys.argv = ["bitempered", "playground"]
+from bitempered.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert 'pip install "bitempered[playground]"' in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_gets_one_line(address):
+    result = invoke("playground", "--no-browser", "--port", address[1])
+    assert result.exit_code == 1
+    [line] = error_lines(result)
+    assert "Address already in use; choose another --port" in line
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "300.1.1.1", "x" * 300, "a..b"])
+def test_a_host_that_is_none_gets_one_line(host):
+    result = invoke("playground", "--no-browser", "--host", host)
+    assert result.exit_code == 1
+    [line] = error_lines(result)
+    assert "--host takes an address" in line
+
+
+def test_it_listens_on_loopback_unless_told():
+    with command_running() as (_, (host, _)):
+        assert host == "127.0.0.1"
