@@ -27,7 +27,7 @@ test-browser: .venv/test
 
 # The pictures of docs/playground.md.
 screenshots: .venv/test
-	$(VENV)/python docs/screenshots.py
+	$(VENV)/python tests/playground_pictures.py
 
 # On a machine with a CUDA device and its own build of torch: no .venv is made.
 test-gpu:

@@ -473,6 +473,7 @@ def memory_of(process):
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the memory of a process from /proc")
 def test_fifty_connections_and_a_thousand_malformed_requests():
     with command_running() as (process, address):

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 
-FIGURES = Path(__file__).parent / "figures"
+FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 SIZES = {"desktop": (1360, 940, 1), "phone": (390, 844, 2)}  # width, height, pixels per point
 RANDOM, FAR = "data=ring&noise=random&level=0.3&seed=0", "data=ring&noise=large-margin&level=0.15&seed=0"
 PICTURES = {  # by name: size, theme, settings, and where the pointer is in the second picture, from 0 to 1
