@@ -19,7 +19,7 @@ __all__ = ["Audit", "audit", "label_issues"]
 
 Array = NDArray[Any]
 
-SCORES = ("margin", "confidence")
+SCORES = ("posterior", "margin", "confidence")
 CHUNK = 2**20  # probabilities in memory at a time: 4 MiB of float32
 # A pair of classes is confused systematically if it has at least this share of its class, ...
 RATE = 0.1
@@ -123,7 +123,7 @@ class Audit:
         return f"Audit({len(self.labels)} labels, {len(self.classes)} classes, noise_rate={self.noise_rate:.3f})"
 
 
-def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "margin") -> Audit:
+def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "posterior") -> Audit:
     """Rank labels by how surely they are wrong, given probabilities p from a model that was not trained on them.
 
     With the probabilities of several epochs, p is their mean. At the last epoch a model may have memorised wrong
@@ -131,14 +131,18 @@ def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "marg
 
     The score of a label y is
 
-        "margin"        (1 - p_y + max_{k != y} p_k) / 2
-        "confidence"     1 - p_y
+        "posterior"     (1 - q_y + max_{k != y} q_k) / 2   where q_k is proportional to p_k T_ky
+        "margin"        (1 - p_y + max_{k != y} p_k) / 2   (cleanlab's normalised margin)
+        "confidence"     1 - p_y                           (cleanlab's self-confidence)
 
-    Both are 1 if another class is certain. The margin is 1/2 where the label ties with another class, and ranks better
-    where some classes are confused with each other. If wrong labels are spread evenly over all classes, confidence
-    ranks as well as any score can. The suggested class has the largest p; the label wins ties.
+    All are 1 if another class is certain. The posterior knows which mistakes are common: T_ky is the probability that
+    class k gets the label y, and by Bayes' rule q is the distribution of the class given the row and its label. T is
+    the mean of the estimated confusion C_ky / sum_j C_kj and of a rate r of wrong labels that is spread evenly over all
+    others, with r = (n noise_rate + 1) / (n + 2). The margin is 1/2 where the label ties with another class. If wrong
+    labels are spread evenly and p is exact, confidence ranks as well as any score can. For every score, the suggested
+    class has the largest p; the label wins ties.
 
-    The confusion is estimated by counting (Northcutt, Jiang, Chuang, 2021). A row belongs to class k with confidence if
+    The confusion C is estimated by counting (Northcutt, Jiang, Chuang, 2021). A row belongs to class k with confidence if
     p_k is at least the mean of p_k over the rows labelled k. Each row counts for the likeliest of those classes, if
     there is one, and the counts of each label are then scaled to its number of rows. Where classes overlap, the noise
     rate is too large, even for the best of models by about half of its own error rate.
@@ -147,10 +151,10 @@ def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "marg
         labels: (n,) class numbers from 0 to K - 1.
         pred_probs: (n, K), or (epochs, n, K), of any floating-point dtype. It is read in pieces and never copied, so it
             may be a memory map.
-        score: "margin" or "confidence".
+        score: "posterior", "margin" or "confidence".
 
     >>> p = np.array([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7], [0.8, 0.2]])
-    >>> found = label_issues([0, 1, 1, 1], p)
+    >>> found = label_issues([0, 1, 1, 1], p, score="margin")
     >>> found.order.tolist(), found.suggested.tolist(), found.scores.round(2).tolist()
     ([3, 2, 1, 0], [0, 1, 1, 0], [0.1, 0.2, 0.3, 0.8])
 
@@ -168,16 +172,23 @@ def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "marg
     own, other, suggested = np.empty(n), np.empty(n), np.empty(n, np.int64)
     for rows in _chunks(n, classes):
         own[rows], other[rows], suggested[rows] = _best(_mean(probs, rows), given[rows])
-    scores = 1 - own if score == "confidence" else (1 - own + other) / 2
-    np.clip(scores, 0, 1, out=scores)
-
     confusion = _confusion(probs, given, own, np.maximum(own, other), suggested)
     noise_rate = float(min(1.0, max(0.0, 1 - np.trace(confusion))))
+
+    if score == "posterior":
+        likelihood = _likelihood(confusion, noise_rate, n)
+        for rows in _chunks(n, classes):
+            part = _mean(probs, rows)
+            part *= likelihood[given[rows]]
+            part /= part.sum(axis=1, keepdims=True)
+            own[rows], other[rows], _ = _best(part, given[rows])
+    scores = 1 - own if score == "confidence" else (1 - own + other) / 2
+    np.clip(scores, 0, 1, out=scores)
     order = np.argsort(-scores, kind="stable")
     return Audit(given, scores, suggested, order, confusion, noise_rate, np.arange(classes))
 
 
-def audit(estimator: Any, X: Any, y: Any, cv: Any = 5, *, score: str = "margin") -> Audit:
+def audit(estimator: Any, X: Any, y: Any, cv: Any = 5, *, score: str = "posterior") -> Audit:
     """Fit a scikit-learn classifier out of fold, and rank the labels y by its probabilities, as `label_issues` does.
 
     Labels may be of any type that scikit-learn takes; `suggested` and `classes` are of the same.
@@ -335,3 +346,17 @@ def _confusion(probs: Array, labels: Array, own: Array, largest: Array, suggeste
     share = count / np.maximum(1, np.bincount(labels[counted], minlength=classes)) / n
     cells = belongs[counted] * classes + labels[counted]
     return np.bincount(cells, share[labels[counted]], minlength=classes**2).reshape(classes, classes)
+
+
+def _likelihood(confusion: Array, noise_rate: float, n: int) -> Array:
+    """Return P(label y | class k) at [y, k], as `label_issues` describes."""
+    classes = len(confusion)
+    rate = (n * noise_rate + 1) / (n + 2)  # never 0: then no label could be wrong
+    evenly = rate / (classes - 1)
+    of_class = confusion.sum(axis=1)
+    of_class[of_class == 0] = 1  # no row seems to belong to it: half of the even spread remains
+    likelihood = np.array(confusion.T, np.float32, order="C")
+    likelihood /= of_class
+    likelihood += evenly
+    likelihood[np.diag_indices(classes)] += 1 - rate - evenly
+    return likelihood

@@ -62,7 +62,7 @@ def classifier(rows: int) -> BiTemperedMLPClassifier:
 
 
 def run(
-    rows: Rows, *, repeats: int = 1, score: str = "margin", progress: Callable[[int, int, str], None] | None = None
+    rows: Rows, *, repeats: int = 1, score: str = SCORES[0], progress: Callable[[int, int, str], None] | None = None
 ) -> Audited:
     """Audit the labels of some rows by `repeats` times 5 folds, or fewer where a class has fewer rows."""
     counts = np.bincount(rows.labels, minlength=len(rows.classes))
