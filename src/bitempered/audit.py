@@ -142,8 +142,8 @@ def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "post
     labels are spread evenly and p is exact, confidence ranks as well as any score can. For every score, the suggested
     class has the largest p; the label wins ties.
 
-    The confusion C is estimated by counting (Northcutt, Jiang, Chuang, 2021). A row belongs to class k with confidence if
-    p_k is at least the mean of p_k over the rows labelled k. Each row counts for the likeliest of those classes, if
+    The confusion C is estimated by counting (Northcutt, Jiang, Chuang, 2021). A row belongs to class k with confidence
+    if p_k is at least the mean of p_k over the rows labelled k. Each row counts for the likeliest of those classes, if
     there is one, and the counts of each label are then scaled to its number of rows. Where classes overlap, the noise
     rate is too large, even for the best of models by about half of its own error rate.
 

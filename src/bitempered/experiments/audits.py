@@ -25,6 +25,7 @@ __all__ = ["check_request", "classifier", "in_words", "pages", "read", "run", "w
 
 FOLDS = 5
 EPOCHS = 100
+WIDTH = 256
 
 
 def check_request(dataset: str, score: str, repeats: int, label_column: str | None) -> None:
@@ -58,7 +59,9 @@ def classifier(rows: int) -> BiTemperedMLPClassifier:
 
     Small tables get small batches, so that there are enough steps.
     """
-    return BiTemperedMLPClassifier(max_iter=EPOCHS, batch_size=min(200, max(16, rows // 10)), random_state=0)
+    return BiTemperedMLPClassifier(
+        hidden_layer_sizes=(WIDTH,), max_iter=EPOCHS, batch_size=min(200, max(16, rows // 10)), random_state=0
+    )
 
 
 def run(
