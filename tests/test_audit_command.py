@@ -21,7 +21,7 @@ NAMES = ("<script>alert(1)</script>", 'a "quoted" & cie')
 
 @pytest.fixture(autouse=True)
 def _few_epochs(monkeypatch):
-    monkeypatch.setattr(audits, "EPOCHS", 20)
+    monkeypatch.setattr(audits, "EPOCHS", (20, 20))
 
 
 @pytest.fixture(scope="module")
