@@ -131,16 +131,17 @@ def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "post
 
     The score of a label y is
 
-        "posterior"     (1 - q_y + max_{k != y} q_k) / 2   where q_k is proportional to p_k T_ky
-        "margin"        (1 - p_y + max_{k != y} p_k) / 2   (cleanlab's normalised margin)
-        "confidence"     1 - p_y                           (cleanlab's self-confidence)
+        "posterior"     m / (m + e (1 - m)),  m = (1 - q_y + max_{k != y} q_k) / 2,  q_k proportional to p_k T_ky
+        "margin"        (1 - p_y + max_{k != y} p_k) / 2
+        "confidence"     1 - p_y
 
-    All are 1 if another class is certain. The posterior knows which mistakes are common: T_ky is the probability that
-    class k gets the label y, and by Bayes' rule q is the distribution of the class given the row and its label. T is
-    the mean of the estimated confusion C_ky / sum_j C_kj and of a rate r of wrong labels that is spread evenly over all
-    others, with r = (n noise_rate + 1) / (n + 2). The margin is 1/2 where the label ties with another class. If wrong
-    labels are spread evenly and p is exact, confidence ranks as well as any score can. For every score, the suggested
-    class has the largest p; the label wins ties.
+    All are 1 if another class is certain. The last two rank as cleanlab's normalised margin and self-confidence do.
+    The posterior knows which mistakes are common: T_ky is the probability that class k gets the label y, so by Bayes'
+    rule q is the distribution of the class given the row and its label. T is the mean of the estimated confusion,
+    C_ky / sum_j C_kj, and of a rate r = (n noise_rate + 1) / (n + 2) of wrong labels, spread evenly over all others.
+    With e = r / (1 - r) / (K - 1), the posterior is 1/2 where the label ties with one other class, as the margin is, if
+    mistakes are spread evenly; confidence then ranks as well as any score can, if p is exact. For every score, the
+    suggested class has the largest p; the label wins ties.
 
     The confusion C is estimated by counting (Northcutt, Jiang, Chuang, 2021). A row belongs to class k with confidence
     if p_k is at least the mean of p_k over the rows labelled k. Each row counts for the likeliest of those classes, if
@@ -176,7 +177,8 @@ def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "post
     noise_rate = float(min(1.0, max(0.0, 1 - np.trace(confusion))))
 
     if score == "posterior":
-        likelihood = _likelihood(confusion, noise_rate, n)
+        rate = (n * noise_rate + 1) / (n + 2)  # never 0: then no label could be wrong
+        likelihood = _likelihood(confusion, rate)
         for rows in _chunks(n, classes):
             part = _mean(probs, rows)
             part *= likelihood[given[rows]]
@@ -184,6 +186,8 @@ def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "post
             own[rows], other[rows], _ = _best(part, given[rows])
     scores = 1 - own if score == "confidence" else (1 - own + other) / 2
     np.clip(scores, 0, 1, out=scores)
+    if score == "posterior":
+        scores /= scores + rate / (1 - rate) / (classes - 1) * (1 - scores)
     order = np.argsort(-scores, kind="stable")
     return Audit(given, scores, suggested, order, confusion, noise_rate, np.arange(classes))
 
@@ -348,13 +352,12 @@ def _confusion(probs: Array, labels: Array, own: Array, largest: Array, suggeste
     return np.bincount(cells, share[labels[counted]], minlength=classes**2).reshape(classes, classes)
 
 
-def _likelihood(confusion: Array, noise_rate: float, n: int) -> Array:
-    """Return P(label y | class k) at [y, k], as `label_issues` describes."""
+def _likelihood(confusion: Array, rate: float) -> Array:
+    """Return P(label y | class k) at [y, k] up to a factor, given the rate of errors, as `label_issues` describes."""
     classes = len(confusion)
-    rate = (n * noise_rate + 1) / (n + 2)  # never 0: then no label could be wrong
     evenly = rate / (classes - 1)
     of_class = confusion.sum(axis=1)
-    of_class[of_class == 0] = 1  # no row seems to belong to it: half of the even spread remains
+    of_class[of_class == 0] = 1  # no row seems to belong to it
     likelihood = np.array(confusion.T, np.float32, order="C")
     likelihood /= of_class
     likelihood += evenly

@@ -27,6 +27,11 @@ __all__ = ["check_request", "classifier", "in_words", "pages", "read", "run", "w
 FOLDS = 5
 WIDTH = 256
 EPOCHS = (25, 100)
+IN_WORDS = {
+    "posterior": "the posterior: it weighs in which mistakes are common",
+    "margin": "the margin between the label and the likeliest other class",
+    "confidence": "the confidence in the label",
+}
 STEPS = 800  # at least, if the most epochs allow
 
 
@@ -99,7 +104,7 @@ def run(
     again = f", {repeats} times over" if repeats > 1 else ""
     how = (
         f"Each label was judged by a network that was trained on other rows ({folds} folds{again}) with the "
-        f"bi-tempered loss and its default schedule. The score is the {score}."
+        f"bi-tempered loss and its default schedule. The score is {IN_WORDS[score]}."
     )
     return Audited(rows, named, how)
 
