@@ -25,7 +25,7 @@ from bitempered.experiments.train import Training
 
 __all__ = ["plan", "render"]
 
-DATA = (Data("digits", 150, 125), Data("mnist", 20, 128, rows=4_000))
+DATA = (Data("digits", 150, 125), Data("mnist", 20, 128, rows=2_000))
 LEVELS = (0.0, 0.2, 0.4)
 CLEAN = (None, 100)  # rows with clean labels; None: noisy validation labels
 TRIALS = 30
