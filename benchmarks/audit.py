@@ -70,7 +70,7 @@ SEEDS = 5
 MNIST_AGAIN = 2  # seeds with which networks train again on MNIST
 TEST_DIGITS = 500
 MNIST_ROWS = 5_000
-CIFAR_ROWS = 20_000
+CIFAR_ROWS = 10_000
 SHAPE = (200_000, 5_000)
 
 Row = dict[str, Any]
@@ -392,7 +392,7 @@ def report(rows: list[Row]) -> str:
             parts += by_noise(dataset, of[dataset])
     titles = {
         "gaussian": "Six Gaussian classes in 50 dimensions, 2,000 points, 40 % of the labels flipped",
-        "cifar100n": "CIFAR-100N: 20,000 of the images, with labels by people, one seed",
+        "cifar100n": "CIFAR-100N: 10,000 of the images, with labels by people, one seed",
     }
     for name, title in titles.items():
         if found := of[name]:
