@@ -407,6 +407,8 @@ def report(rows: list[Row]) -> str:
                 ]
                 for contender in contenders
             ]
+            draws = len({row["seed"] for row in found})
+            title += f", {draws} draws of the noise" if draws > 1 else ""
             parts.append(table(title, "", ["AUROC", "precision at the number of errors"], lines))
     if people := [row for row in of["cifar100n"] if row["contender"] == f"{OURS}, {SCORES[0]}"]:
         row = people[0]
