@@ -131,6 +131,14 @@ def training_in_words(rows: list[Row]) -> str:
     return " ".join(said)
 
 
+def missing_in_words(rows: list[Row]) -> str:
+    """Say which parts of the whole table rows lack, or nothing."""
+    known = {(row["dataset"], row["noise"], value(row, "clean_rows")) for row in rows}
+    parts = product([data.name for data in DATA], LEVELS, CLEAN)
+    missing = [f"{part[0]} at {part[1]:.0%} on {scored_on(part[2])}" for part in parts if part not in known]
+    return f" Not measured yet: {', '.join(missing)}." if missing else ""
+
+
 def markdown(rows: list[Row]) -> str:
     chosen = [
         [
@@ -149,7 +157,7 @@ decays, the bi-tempered loss with its default temperatures. A trial trains {len(
 seeds than the results; its score is the accuracy on validation labels at the last and the best epoch together. These
 are as noisy as the training labels, or {CLEAN[1]} clean rows; the chosen epoch is the best on the same labels. The
 default recipe is not searched: it trains at Adam's rate of {RATE:g}, without decay or smoothing.
-{training_in_words(rows)}
+{training_in_words(rows)}{missing_in_words(rows)}
 
 What the searches chose:
 
