@@ -289,6 +289,12 @@ def test_other_noise_is_not_called_systematic(confusion, n):
     assert len(of_confusion(confusion, n).notes()) == 1
 
 
+@pytest.mark.parametrize(("rate", "said"), [(0.45, False), (0.6, True)])
+def test_a_model_that_contradicts_most_labels_is_doubted(rate, said):
+    found = of_confusion(moved(6, rate, range(1, 6)) / 6)
+    assert ("too weak to judge" in " ".join(found.notes())) == said
+
+
 def test_wrong_and_cleaned_by_hand():
     scores, order = np.array([0.1, 0.9, 0.8, 0.7]), np.array([1, 2, 3, 0])
     labels, suggested = np.array(["a", "a", "b", "b"]), np.array(["a", "b", "b", "a"])

@@ -92,6 +92,11 @@ class Audit:
             f"About {self.noise_rate:.1%} of the {n:,} labels seem to be wrong. {wrong:,} count as wrong here: they "
             "have the highest scores, and another label is suggested. The model errs too, so some are right."
         ]
+        if self.noise_rate > 0.5:
+            notes.append(
+                "That is more than half. It is more likely that the model is too weak to judge these labels: trust the "
+                "order more than the numbers, and do not use the suggested labels unseen."
+            )
         if pairs := self.systematic:
             named = "; ".join(f"{share:.0%} of class {a} are labelled {b}" for a, b, share in pairs[:5])
             rest = f"; and {len(pairs) - 5} more pairs" if len(pairs) > 5 else ""
