@@ -289,6 +289,17 @@ def test_other_noise_is_not_called_systematic(confusion, n):
     assert len(of_confusion(confusion, n).notes()) == 1
 
 
+def test_chance_is_not_called_systematic():
+    """Symmetric noise in classes of 100 rows: among 90 pairs some are three times as frequent as the mean."""
+    truth, alarms = np.repeat(np.arange(10), 100), 0
+    for seed in range(50):
+        labels = noise.symmetric(truth, 0.4, rng=np.random.default_rng(seed), num_classes=10)
+        confusion = np.zeros((10, 10))
+        np.add.at(confusion, (truth, labels), 1e-3)
+        alarms += bool(of_confusion(confusion).systematic)
+    assert alarms <= 2
+
+
 @pytest.mark.parametrize(("rate", "said"), [(0.45, False), (0.6, True)])
 def test_a_model_that_contradicts_most_labels_is_doubted(rate, said):
     found = of_confusion(moved(6, rate, range(1, 6)) / 6)

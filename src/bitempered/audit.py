@@ -23,8 +23,9 @@ SCORES = ("posterior", "margin", "confidence")
 CHUNK = 2**20  # probabilities in memory at a time: 4 MiB of float32
 # A pair of classes is confused systematically if it has at least this share of its class, ...
 RATE = 0.1
-# ... this many labels, and this many times the share of the errors that each class would have by chance.
-LABELS, TIMES = 10, 3
+# ... this many labels, this many times the share of the errors that each class would have by chance, and this many
+# standard deviations more: in a class of few rows chance alone makes three times the mean.
+LABELS, TIMES, SIGMAS = 10, 3, 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,7 +75,7 @@ class Audit:
 
         A pair counts if at least 10 % of the class and at least 10 rows have this label, and if it has more than
         3 / (K + 1) of the wrong labels of its class: about 3 times what it would have if they were spread over all
-        others. With two classes there is nothing to compare, and no pair counts. The most frequent comes first.
+        others, and 5 standard deviations more than that. With two classes there is nothing to compare, and no pair counts. The most frequent comes first.
         """
         wrong = self.confusion.copy()
         np.fill_diagonal(wrong, 0)
@@ -82,6 +83,8 @@ class Audit:
         errors = wrong.sum(axis=1, keepdims=True)
         found = (wrong >= RATE * of_class) & (wrong * len(self.labels) > LABELS - 0.5)
         found &= wrong > TIMES / (len(self.classes) + 1) * errors * (1 + 1e-9)
+        evenly = errors * len(self.labels) / (len(self.classes) - 1)
+        found &= wrong * len(self.labels) > evenly + SIGMAS * np.sqrt(evenly)
         pairs = sorted(np.argwhere(found).tolist(), key=lambda pair: -wrong[pair[0], pair[1]])
         return [(self.classes[i], self.classes[j], float(wrong[i, j] / of_class[i, 0])) for i, j in pairs]
 
