@@ -75,7 +75,8 @@ class Audit:
 
         A pair counts if at least 10 % of the class and at least 10 rows have this label, and if it has more than
         3 / (K + 1) of the wrong labels of its class: about 3 times what it would have if they were spread over all
-        others, and 5 standard deviations more than that. With two classes there is nothing to compare, and no pair counts. The most frequent comes first.
+        others, and 5 standard deviations more than that. With two classes there is nothing to compare, and no pair
+        counts. The most frequent comes first.
         """
         wrong = self.confusion.copy()
         np.fill_diagonal(wrong, 0)
