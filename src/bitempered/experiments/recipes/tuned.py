@@ -1,7 +1,8 @@
 """The recipe behind `bitempered reproduce tuned`: searched settings against the default recipe and cross-entropy.
 
 Both losses are searched with as many trials, on noisy validation labels and on a few clean ones. The best settings and
-the default recipe, which is not searched, then train with other seeds. Test labels are not looked at before.
+the default recipe, which is not searched, then train with other seeds. No search looks at test labels; but the rates and
+decays that both begin with were chosen after a look at digits with 40 % noise, test rows included.
 """
 
 from dataclasses import replace
@@ -157,6 +158,7 @@ decays, the bi-tempered loss with its default temperatures. A trial trains {len(
 seeds than the results; its score is the accuracy on validation labels at the last and the best epoch together. These
 are as noisy as the training labels, or {CLEAN[1]} clean rows; the chosen epoch is the best on the same labels. The
 default recipe is not searched: it trains at Adam's rate of {RATE:g}, without decay or smoothing.
+The rates and decays to begin with were chosen after a look at digits with 40% noise, test rows included.
 {training_in_words(rows)}{missing_in_words(rows)}
 
 What the searches chose:
