@@ -1,8 +1,8 @@
 """The recipe behind `bitempered reproduce tuned`: searched settings against the default recipe and cross-entropy.
 
 Both losses are searched with as many trials, on noisy validation labels and on a few clean ones. The best settings and
-the default recipe, which is not searched, then train with other seeds. No search looks at test labels; but the rates and
-decays that both begin with were chosen after a look at digits with 40 % noise, test rows included.
+the default recipe, which is not searched, then train with other seeds. No search looks at test labels; but the rates
+and decays that both begin with were chosen after a look at digits with 40 % noise, test rows included.
 """
 
 from dataclasses import replace
