@@ -21,7 +21,7 @@ NAMES = ("<script>alert(1)</script>", 'a "quoted" & cie')
 
 @pytest.fixture(autouse=True)
 def _few_epochs(monkeypatch):
-    monkeypatch.setattr(audits, "EPOCHS", 20)
+    monkeypatch.setattr(audits, "EPOCHS", (20, 20))
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_many_classes_get_a_list_of_pairs():
         (["nothing.csv"], 1, "cannot read nothing.csv"),
         (["letters"], 2, "unknown dataset 'letters'"),
         (["digits", "--label-column", "y"], 2, "--label-column is for tables"),
-        (["TABLE", "--score", "entropy"], 2, "--score must be one of margin, confidence"),
+        (["TABLE", "--score", "entropy"], 2, "--score must be one of posterior, margin, confidence"),
         (["TABLE", "--repeats", "0"], 2, "--repeats must be at least 1"),
         (["TABLE"], 1, "has no column 'label'; choose from: x<1>, note, y"),
     ],

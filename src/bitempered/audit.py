@@ -19,12 +19,13 @@ __all__ = ["Audit", "audit", "label_issues"]
 
 Array = NDArray[Any]
 
-SCORES = ("margin", "confidence")
+SCORES = ("posterior", "margin", "confidence")
 CHUNK = 2**20  # probabilities in memory at a time: 4 MiB of float32
 # A pair of classes is confused systematically if it has at least this share of its class, ...
 RATE = 0.1
-# ... this many labels, and this many times the share of the errors that each class would have by chance.
-LABELS, TIMES = 10, 3
+# ... this many labels, this many times the share of the errors that each class would have by chance, and this many
+# standard deviations more: in a class of few rows chance alone makes three times the mean.
+LABELS, TIMES, SIGMAS = 10, 3, 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,7 +75,8 @@ class Audit:
 
         A pair counts if at least 10 % of the class and at least 10 rows have this label, and if it has more than
         3 / (K + 1) of the wrong labels of its class: about 3 times what it would have if they were spread over all
-        others. With two classes there is nothing to compare, and no pair counts. The most frequent comes first.
+        others, and 5 standard deviations more than that. With two classes there is nothing to compare, and no pair
+        counts. The most frequent comes first.
         """
         wrong = self.confusion.copy()
         np.fill_diagonal(wrong, 0)
@@ -82,6 +84,8 @@ class Audit:
         errors = wrong.sum(axis=1, keepdims=True)
         found = (wrong >= RATE * of_class) & (wrong * len(self.labels) > LABELS - 0.5)
         found &= wrong > TIMES / (len(self.classes) + 1) * errors * (1 + 1e-9)
+        evenly = errors * len(self.labels) / (len(self.classes) - 1)
+        found &= wrong * len(self.labels) > evenly + SIGMAS * np.sqrt(evenly)
         pairs = sorted(np.argwhere(found).tolist(), key=lambda pair: -wrong[pair[0], pair[1]])
         return [(self.classes[i], self.classes[j], float(wrong[i, j] / of_class[i, 0])) for i, j in pairs]
 
@@ -92,6 +96,11 @@ class Audit:
             f"About {self.noise_rate:.1%} of the {n:,} labels seem to be wrong. {wrong:,} count as wrong here: they "
             "have the highest scores, and another label is suggested. The model errs too, so some are right."
         ]
+        if self.noise_rate > 0.5:
+            notes.append(
+                "That is more than half. It is more likely that the model is too weak to judge these labels: trust the "
+                "order more than the numbers, and do not use the suggested labels unseen."
+            )
         if pairs := self.systematic:
             named = "; ".join(f"{share:.0%} of class {a} are labelled {b}" for a, b, share in pairs[:5])
             rest = f"; and {len(pairs) - 5} more pairs" if len(pairs) > 5 else ""
@@ -123,7 +132,7 @@ class Audit:
         return f"Audit({len(self.labels)} labels, {len(self.classes)} classes, noise_rate={self.noise_rate:.3f})"
 
 
-def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "margin") -> Audit:
+def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "posterior") -> Audit:
     """Rank labels by how surely they are wrong, given probabilities p from a model that was not trained on them.
 
     With the probabilities of several epochs, p is their mean. At the last epoch a model may have memorised wrong
@@ -131,15 +140,20 @@ def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "marg
 
     The score of a label y is
 
+        "posterior"     m / (m + e (1 - m)),  m = (1 - q_y + max_{k != y} q_k) / 2,  q_k proportional to p_k T_ky
         "margin"        (1 - p_y + max_{k != y} p_k) / 2
         "confidence"     1 - p_y
 
-    Both are 1 if another class is certain. The margin is 1/2 where the label ties with another class, and ranks better
-    where some classes are confused with each other. If wrong labels are spread evenly over all classes, confidence
-    ranks as well as any score can. The suggested class has the largest p; the label wins ties.
+    All are 1 if another class is certain. The last two rank as cleanlab's normalised margin and self-confidence do.
+    The posterior knows which mistakes are common: T_ky is the probability that class k gets the label y, so by Bayes'
+    rule q is the distribution of the class given the row and its label. T is the mean of the estimated confusion,
+    C_ky / sum_j C_kj, and of a rate r = (n noise_rate + 1) / (n + 2) of wrong labels, spread evenly over all others.
+    With e = r / (1 - r) / (K - 1), the posterior is 1/2 where the label ties with one other class, as the margin is, if
+    mistakes are spread evenly; confidence then ranks as well as any score can, if p is exact. For every score, the
+    suggested class has the largest p; the label wins ties.
 
-    The confusion is estimated by counting (Northcutt, Jiang, Chuang, 2021). A row belongs to class k with confidence if
-    p_k is at least the mean of p_k over the rows labelled k. Each row counts for the likeliest of those classes, if
+    The confusion C is estimated by counting (Northcutt, Jiang, Chuang, 2021). A row belongs to class k with confidence
+    if p_k is at least the mean of p_k over the rows labelled k. Each row counts for the likeliest of those classes, if
     there is one, and the counts of each label are then scaled to its number of rows. Where classes overlap, the noise
     rate is too large, even for the best of models by about half of its own error rate.
 
@@ -147,10 +161,10 @@ def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "marg
         labels: (n,) class numbers from 0 to K - 1.
         pred_probs: (n, K), or (epochs, n, K), of any floating-point dtype. It is read in pieces and never copied, so it
             may be a memory map.
-        score: "margin" or "confidence".
+        score: "posterior", "margin" or "confidence".
 
     >>> p = np.array([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7], [0.8, 0.2]])
-    >>> found = label_issues([0, 1, 1, 1], p)
+    >>> found = label_issues([0, 1, 1, 1], p, score="margin")
     >>> found.order.tolist(), found.suggested.tolist(), found.scores.round(2).tolist()
     ([3, 2, 1, 0], [0, 1, 1, 0], [0.1, 0.2, 0.3, 0.8])
 
@@ -168,16 +182,26 @@ def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "marg
     own, other, suggested = np.empty(n), np.empty(n), np.empty(n, np.int64)
     for rows in _chunks(n, classes):
         own[rows], other[rows], suggested[rows] = _best(_mean(probs, rows), given[rows])
-    scores = 1 - own if score == "confidence" else (1 - own + other) / 2
-    np.clip(scores, 0, 1, out=scores)
-
     confusion = _confusion(probs, given, own, np.maximum(own, other), suggested)
     noise_rate = float(min(1.0, max(0.0, 1 - np.trace(confusion))))
+
+    if score == "posterior":
+        rate = (n * noise_rate + 1) / (n + 2)  # never 0: then no label could be wrong
+        likelihood = _likelihood(confusion, rate)
+        for rows in _chunks(n, classes):
+            part = _mean(probs, rows)
+            part *= likelihood[given[rows]]
+            part /= part.sum(axis=1, keepdims=True)
+            own[rows], other[rows], _ = _best(part, given[rows])
+    scores = 1 - own if score == "confidence" else (1 - own + other) / 2
+    np.clip(scores, 0, 1, out=scores)
+    if score == "posterior":
+        scores /= scores + rate / (1 - rate) / (classes - 1) * (1 - scores)
     order = np.argsort(-scores, kind="stable")
     return Audit(given, scores, suggested, order, confusion, noise_rate, np.arange(classes))
 
 
-def audit(estimator: Any, X: Any, y: Any, cv: Any = 5, *, score: str = "margin") -> Audit:
+def audit(estimator: Any, X: Any, y: Any, cv: Any = 5, *, score: str = "posterior") -> Audit:
     """Fit a scikit-learn classifier out of fold, and rank the labels y by its probabilities, as `label_issues` does.
 
     Labels may be of any type that scikit-learn takes; `suggested` and `classes` are of the same.
@@ -335,3 +359,16 @@ def _confusion(probs: Array, labels: Array, own: Array, largest: Array, suggeste
     share = count / np.maximum(1, np.bincount(labels[counted], minlength=classes)) / n
     cells = belongs[counted] * classes + labels[counted]
     return np.bincount(cells, share[labels[counted]], minlength=classes**2).reshape(classes, classes)
+
+
+def _likelihood(confusion: Array, rate: float) -> Array:
+    """Return P(label y | class k) at [y, k] up to a factor, given the rate of errors, as `label_issues` describes."""
+    classes = len(confusion)
+    evenly = rate / (classes - 1)
+    of_class = confusion.sum(axis=1)
+    of_class[of_class == 0] = 1  # no row seems to belong to it
+    likelihood = np.array(confusion.T, np.float32, order="C")
+    likelihood /= of_class
+    likelihood += evenly
+    likelihood[np.diag_indices(classes)] += 1 - rate - evenly
+    return likelihood

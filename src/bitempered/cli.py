@@ -419,8 +419,12 @@ def audit(
         str | None, typer.Option(help="The column of a table that holds the labels; without it, label.")
     ] = None,
     score: Annotated[
-        str, typer.Option(help="margin (between the label and the likeliest other class) or confidence (in the label).")
-    ] = "margin",
+        str,
+        typer.Option(
+            help="posterior (knows which mistakes are common), margin (between the label and the likeliest other "
+            "class) or confidence (in the label)."
+        ),
+    ] = "posterior",
     repeats: Annotated[
         int, typer.Option(help="Times to fit all folds; their mean ranks a little better than one.")
     ] = 1,

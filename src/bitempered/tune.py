@@ -34,7 +34,7 @@ SPACE: dict[str, Any] = {
     "t2": (1.0, 4.0, "log"),
     "schedule": (0.0, 1.0),
     "rate": (1e-5, 1e-1, "log"),
-    "decay": (1e-6, 1e-2, "log"),
+    "decay": (1e-6, 1e-1, "log"),
     "smoothing": (0.0, 0.2),
 }
 BEAT = 10.0  # seconds between two signs of life of a running trial

@@ -35,6 +35,7 @@ p { max-width: 48rem; margin: .5rem 0; } .soft { color: var(--soft); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line);
   max-width: 16rem; overflow: hidden; text-overflow: ellipsis; }
+.words :is(th, td):nth-child(2), .words :is(th, td):nth-child(3) { text-align: left; }
 th { font-weight: 600; color: var(--soft); } .confusion td { border: 1px solid var(--line); min-width: 2.2rem; }
 .confusion td:not(.same) { background: rgb(var(--heat) / calc(var(--share) * .75)); } .same { color: var(--soft); }
 .given { color: var(--wrong); font-weight: 600; } .suggested { color: var(--right); font-weight: 600; }
@@ -136,7 +137,7 @@ def lines(rows: Rows, found: Audit, shown: np.ndarray, wrong: np.ndarray) -> str
     more = len(rows.columns) - len(columns)
     rest = f'<p class="soft">{more} more columns are not shown.</p>' if more else ""
     top = "".join(f"<th>{name}</th>" for name in head)
-    return f'<div class="scroll"><table><tr>{top}</tr>\n' + "\n".join(body) + f"</table></div>{rest}"
+    return f'<div class="scroll"><table class="words"><tr>{top}</tr>\n' + "\n".join(body) + f"</table></div>{rest}"
 
 
 def pictures(rows: Rows, found: Audit, shown: np.ndarray, wrong: np.ndarray) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,14 @@ from bitempered.sklearn import BiTemperedMLPClassifier
 __all__ = ["check_request", "classifier", "in_words", "pages", "read", "run", "worst"]
 
 FOLDS = 5
-EPOCHS = 100
+WIDTH = 256
+EPOCHS = (25, 100)
+IN_WORDS = {
+    "posterior": "the posterior: it weighs in which mistakes are common",
+    "margin": "the margin between the label and the likeliest other class",
+    "confidence": "the confidence in the label",
+}
+STEPS = 800  # at least, if the most epochs allow
 
 
 def check_request(dataset: str, score: str, repeats: int, label_column: str | None) -> None:
@@ -56,13 +64,16 @@ def read(dataset: str, label_column: str = "label", data_dir: Path | None = None
 def classifier(rows: int) -> BiTemperedMLPClassifier:
     """Return the network that judges labels, for that many rows: cross-entropy at first, robust later.
 
-    Small tables get small batches, so that there are enough steps.
+    Small tables get small batches and many epochs, so that there are enough steps; with many epochs of large tables,
+    it would only memorise more.
     """
-    return BiTemperedMLPClassifier(max_iter=EPOCHS, batch_size=min(200, max(16, rows // 10)), random_state=0)
+    batch = min(200, max(16, rows // 10))
+    epochs = int(np.clip(math.ceil(STEPS * batch * FOLDS / (FOLDS - 1) / rows), *EPOCHS))
+    return BiTemperedMLPClassifier(hidden_layer_sizes=(WIDTH,), max_iter=epochs, batch_size=batch, random_state=0)
 
 
 def run(
-    rows: Rows, *, repeats: int = 1, score: str = "margin", progress: Callable[[int, int, str], None] | None = None
+    rows: Rows, *, repeats: int = 1, score: str = SCORES[0], progress: Callable[[int, int, str], None] | None = None
 ) -> Audited:
     """Audit the labels of some rows by `repeats` times 5 folds, or fewer where a class has fewer rows."""
     counts = np.bincount(rows.labels, minlength=len(rows.classes))
@@ -93,7 +104,7 @@ def run(
     again = f", {repeats} times over" if repeats > 1 else ""
     how = (
         f"Each label was judged by a network that was trained on other rows ({folds} folds{again}) with the "
-        f"bi-tempered loss and its default schedule. The score is the {score}."
+        f"bi-tempered loss and its default schedule. The score is {IN_WORDS[score]}."
     )
     return Audited(rows, named, how)
 

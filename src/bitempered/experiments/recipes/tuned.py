@@ -1,7 +1,8 @@
 """The recipe behind `bitempered reproduce tuned`: searched settings against the default recipe and cross-entropy.
 
 Both losses are searched with as many trials, on noisy validation labels and on a few clean ones. The best settings and
-the default recipe, which is not searched, then train with other seeds. Test labels are not looked at before.
+the default recipe, which is not searched, then train with other seeds. No search looks at test labels; but the rates
+and decays that both begin with were chosen after a look at digits with 40 % noise, test rows included.
 """
 
 from dataclasses import replace
@@ -17,7 +18,7 @@ from bitempered.experiments.files import read_rows, value, write_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import tune
 from bitempered.experiments.recipes.compare import default_recipe
-from bitempered.experiments.recipes.defaults import DATA, Data
+from bitempered.experiments.recipes.defaults import Data
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, made_by, rich_table, seeds_in_words, spread, table_csv, write
 from bitempered.experiments.runs import Progress, Row
@@ -25,9 +26,11 @@ from bitempered.experiments.train import Training
 
 __all__ = ["plan", "render"]
 
+DATA = (Data("digits", 150, 125), Data("mnist", 20, 128, rows=2_000))
 LEVELS = (0.0, 0.2, 0.4)
 CLEAN = (None, 100)  # rows with clean labels; None: noisy validation labels
-TRIALS = 40
+TRIALS = 30
+SEARCH_SEEDS = (tune.SEARCH_SEED, tune.SEARCH_SEED + 1)  # of each trial: one alone is mostly chance
 RATE = 1e-3  # of the default recipe: Adam's own
 CONTENDERS = ("searched", "default recipe", "logistic, searched")
 HEAD = ["data", "noise", "scored on", *CONTENDERS]
@@ -58,7 +61,7 @@ def plan(what: str, options: Options) -> Plan:
                 known[data.name] = cells.read_data(base, data_dir)
             recipes = [tune.Recipe(default_recipe(10, data.epochs), RATE, 0.0)]
             for loss in tune.LOSSES:
-                request = tune.Request(replace(base, seeds=(tune.SEARCH_SEED,)), loss, trials, None, data_dir)
+                request = tune.Request(replace(base, seeds=SEARCH_SEEDS), loss, trials, None, data_dir)
                 best, found = tune.run(request, folder / "study.db", tell, data=known[data.name])
                 tried += [{"study": request.study, **row} for row in tune_report.rows(found.study)]
                 recipes.append(best)
@@ -66,8 +69,8 @@ def plan(what: str, options: Options) -> Plan:
                 training = replace(base.training, weight_decay=recipe.decay)
                 one = replace(base, training=training, cells=(Cell(recipe.loss, level, recipe.rate),))
                 trained += cells.run(one, folder, tell, name=what, data=known[data.name])
-        write_rows(folder / "trials.jsonl", tried)
-        write(folder, render(folder / f"{what}.jsonl"))
+            write_rows(folder / "trials.jsonl", tried)
+            write(folder, render(folder / f"{what}.jsonl"))
         return rich_table(title(trained), HEAD, lines(trained, deviations=False))
 
     files = f"{what}.md, {what}.csv, trials.jsonl, {what}.jsonl and study.db (delete both to train again)"
@@ -120,6 +123,23 @@ def title(rows: list[Row]) -> str:
     return f"Searched settings: accuracy on clean test labels, %, last / chosen epoch, mean over {seeds_in_words(rows)}"
 
 
+def training_in_words(rows: list[Row]) -> str:
+    """Say on how many rows and for how long each data set was trained."""
+    said = []
+    for name, row in {row["dataset"]: row for row in rows}.items():
+        used = f"{row['rows']:,} rows of each part, " if row["rows"] else ""
+        said.append(f"{name}: {used}{row['epochs']} epochs.")
+    return " ".join(said)
+
+
+def missing_in_words(rows: list[Row]) -> str:
+    """Say which parts of the whole table rows lack, or nothing."""
+    known = {(row["dataset"], row["noise"], value(row, "clean_rows")) for row in rows}
+    parts = product([data.name for data in DATA], LEVELS, CLEAN)
+    missing = [f"{part[0]} at {part[1]:.0%} on {scored_on(part[2])}" for part in parts if part not in known]
+    return f" Not measured yet: {', '.join(missing)}." if missing else ""
+
+
 def markdown(rows: list[Row]) -> str:
     chosen = [
         [
@@ -133,10 +153,13 @@ def markdown(rows: list[Row]) -> str:
 
 {grid(HEAD, lines(rows, deviations=True), ["---", "---:", "---", *["---:"] * 3])}
 
-After ± stands the sample standard deviation. Both searches had as many trials, each with one seed of its own, scored by
-the accuracy on validation labels at the last and the best epoch together. These are as noisy as the training labels, or
-{CLEAN[1]} clean rows; the chosen epoch is the best on the same labels. The default recipe is not searched: it trains at
-Adam's rate of {RATE:g}, without decay or smoothing.
+After ± stands the sample standard deviation. Both searches had {TRIALS} trials and began with the same rates and
+decays, the bi-tempered loss with its default temperatures. A trial trains {len(SEARCH_SEEDS)} networks, with other
+seeds than the results; its score is the accuracy on validation labels at the last and the best epoch together. These
+are as noisy as the training labels, or {CLEAN[1]} clean rows; the chosen epoch is the best on the same labels. The
+default recipe is not searched: it trains at Adam's rate of {RATE:g}, without decay or smoothing.
+The rates and decays to begin with were chosen after a look at digits with 40% noise, test rows included.
+{training_in_words(rows)}{missing_in_words(rows)}
 
 What the searches chose:
 
