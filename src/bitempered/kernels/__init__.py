@@ -2,8 +2,8 @@
 
 - "core" computes everything.
 - "triton" computes losses over classes and the tempered softmax on a GPU, in half precision and float32.
-- "cpu" computes losses of class indices, logits (N, C) in float32, on a CPU with a C compiler. BITEMPERED_CPU_KERNEL=0
-  in the environment turns it off.
+- "cpu" computes losses over classes on a CPU with a C compiler. BITEMPERED_CPU_KERNEL=0 in the environment turns it
+  off.
 
 The kernels compute first derivatives; core computes second derivatives, jvp and vmap.
 """
@@ -109,12 +109,14 @@ def _cpu_refuses(logits: Tensor, target: Tensor | None) -> str | None:
     """Why the CPU kernel cannot compute this loss, or None."""
     if not logits.is_cpu:
         return f"it needs logits on the CPU, got {logits.device}"
-    if target is None or target.is_floating_point():
-        return "it takes class indices"
-    if logits.dtype != torch.float32:
-        return f"it computes in float32, got {logits.dtype} logits"
-    if logits.dim() != 2 or logits.shape[1] >= 2**31:
-        return f"it takes logits (N, C), got shape {tuple(logits.shape)}"
+    if target is None:
+        return "it computes losses"
+    if target.requires_grad:
+        return "it takes targets that need no gradient"
+    if logits.dtype not in cpu.DTYPES or (target.is_floating_point() and target.dtype not in cpu.DTYPES):
+        return f"it takes float16, bfloat16, float32 and float64, got {logits.dtype} and {target.dtype}"
+    if max(logits.shape) >= 2**31:
+        return f"it takes fewer than 2^31 classes, got shape {tuple(logits.shape)}"
     refusal = _not_plain(logits, target)
     if refusal:
         return refusal
