@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bitempered.kernels import cpu, hooks
 
-__all__ = ["choose", "require_core", "use"]
+__all__ = ["choose", "choose_binary", "require_core", "use"]
 
 NAMES = ("core", "triton", "cpu")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -66,6 +66,23 @@ def choose(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ..
     return "core" if refusal else name
 
 
+def choose_binary(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ...] = ()) -> str:
+    """Return the name of the implementation for a binary loss or, without a target, for a tempered sigmoid."""
+    what = "sigmoid" if target is None else "binary loss"
+    if any(isinstance(t, Tensor) for t in temperatures):
+        require_core(what, "it takes temperatures that are numbers, got a tensor")
+        return "core"
+    if torch.compiler.is_compiling():
+        return "core"
+    forced = _forced.get()
+    if forced == "core" or (forced is None and not logits.is_cpu):
+        return "core"
+    refusal = "it computes no binary loss" if forced == "triton" else _cpu_refuses(logits, target, binary=True)
+    if refusal and forced:
+        raise _cannot(forced, what, refusal)
+    return "core" if refusal else "cpu"
+
+
 def require_core(what: str, reason: str) -> None:
     """Raise RuntimeError if a kernel is forced that for this `reason` cannot compute `what`: only core can."""
     forced = None if torch.compiler.is_compiling() else _forced.get()
@@ -105,18 +122,19 @@ def _not_plain(logits: Tensor, target: Tensor | None) -> str | None:
     return hooks.why_not_plain(logits, target)
 
 
-def _cpu_refuses(logits: Tensor, target: Tensor | None) -> str | None:
-    """Why the CPU kernel cannot compute this loss, or None."""
+def _cpu_refuses(logits: Tensor, target: Tensor | None, *, binary: bool = False) -> str | None:
+    """Why the CPU kernel cannot compute this loss, softmax or sigmoid, or None."""
     if not logits.is_cpu:
         return f"it needs logits on the CPU, got {logits.device}"
-    if target is None:
-        return "it computes losses"
-    if target.requires_grad:
+    if target is None and not binary:
+        return "it computes no softmax"
+    if target is not None and target.requires_grad:
         return "it takes targets that need no gradient"
-    if logits.dtype not in cpu.DTYPES or (target.is_floating_point() and target.dtype not in cpu.DTYPES):
-        return f"it takes float16, bfloat16, float32 and float64, got {logits.dtype} and {target.dtype}"
-    if max(logits.shape) >= 2**31:
-        return f"it takes fewer than 2^31 classes, got shape {tuple(logits.shape)}"
+    for x in (logits, target):
+        if x is not None and x.is_floating_point() and x.dtype not in cpu.DTYPES:
+            return f"it takes float16, bfloat16, float32 and float64, got {x.dtype}"
+    if logits.dim() > cpu.DIMENSIONS if binary else max(logits.shape) >= 2**31:
+        return f"it takes {cpu.DIMENSIONS} dimensions and 2^31 - 1 classes at most, got shape {tuple(logits.shape)}"
     refusal = _not_plain(logits, target)
     if refusal:
         return refusal

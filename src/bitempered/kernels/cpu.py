@@ -1,4 +1,4 @@
-"""The loss on a CPU, by the C kernels of `library`: any float dtype and layout, class indices or probabilities."""
+"""Losses on a CPU, by the C kernels of `library`: any float dtype and layout, class indices or probabilities."""
 
 import ctypes
 from typing import Any
@@ -7,12 +7,23 @@ import torch
 from torch import Tensor
 
 from bitempered.checks import sum_tolerance
-from bitempered.kernels.layout import as_blocks, empty_gradient
+from bitempered.kernels.layout import as_blocks, empty_gradient, merge_dimensions
 from bitempered.kernels.library import Unavailable, compiler, library, parallel
 from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import bad_index, bad_probabilities
 
-__all__ = ["DTYPES", "Unavailable", "compiler", "gradient", "library", "loss", "loss_and_gradient", "scale_"]
+__all__ = [
+    "DTYPES",
+    "Unavailable",
+    "binary_loss",
+    "compiler",
+    "gradient",
+    "library",
+    "loss",
+    "loss_and_gradient",
+    "scale_",
+    "sigmoid",
+]
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
@@ -23,6 +34,25 @@ class _View(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("dtype", "outer", "classes", "inner")),
+    )
+
+
+DIMENSIONS = 8  # of a binary loss, after those that lie in memory as one are merged
+
+
+class _Operand(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("dtype", ctypes.c_int64), ("strides", ctypes.c_int64 * DIMENSIONS))
+
+
+class _BinaryCall(ctypes.Structure):
+    _fields_ = (
+        *((name, _Operand) for name in ("logits", "target", "pos_weight", "weight", "g", "out", "gradient")),
+        *((name, ctypes.c_int64) for name in ("n", "dimensions")),
+        ("sizes", ctypes.c_int64 * DIMENSIONS),
+        ("reduction", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("t1", "t2", "stretch", "outer")),
+        *((name, ctypes.c_void_p) for name in ("reduced", "parallel")),
+        ("threads", ctypes.c_int64),
     )
 
 
@@ -75,7 +105,7 @@ def _loss(
     axis, ignore_index, reduction = options.axis, options.ignore_index, options.reduction
     if not -(2**63) <= ignore_index < 2**63:
         raise RuntimeError(f"ignore_index must fit into 64 bits, as class indices do, got {ignore_index}")
-    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    wide = _wide(logits)
     classes = logits.shape[axis]
     _, outer, inner, _ = blocks = as_blocks(logits, axis)
     indices = not target.is_floating_point()
@@ -91,12 +121,72 @@ def _loss(
         _view(blocks), _view(y), _view(into),
         *map(_address, (labels, weight, g)), int(per_row), outer * inner, inner, classes, ignore_index,
         _REDUCTIONS[reduction], options.t1, options.t2, options.label_smoothing, sum_tolerance(target.element_size()),
-        1.0, 1.0, out.data_ptr() if per_row else None, out.data_ptr(), parallel(), torch.get_num_threads(),
+        options.inner, options.outer, out.data_ptr() if per_row else None, out.data_ptr(), parallel(),
+        torch.get_num_threads(),
     )  # fmt: skip
     status = _run("bitempered_loss", call, classes)
     if status == _BAD_TARGET:
         raise bad_index(target, classes, ignore_index) if indices else bad_probabilities(target, axis)
     return out if per_row else out.to(wide)
+
+
+def binary_loss(
+    logits: Tensor,
+    target: Tensor,
+    pos_weight: Tensor | None,
+    weight: Tensor | None,
+    options: LossOptions,
+    *,
+    gradient: Tensor | None = None,
+    g: Tensor | None = None,
+) -> Tensor:
+    """The binary loss, in float64 or float32 as the logits are computed in; the gradient of sum(g * loss) if asked."""
+    per_element = options.reduction == "none"
+    wide = _wide(logits)
+    out = torch.empty_like(logits, dtype=wide) if per_element else None
+    reduced = torch.empty((), dtype=torch.float64)
+    g = None if g is None else g.to(wide)
+    _binary(
+        (logits, target, pos_weight, weight, g, out, gradient),
+        *(_REDUCTIONS[options.reduction], options.t1, options.t2, options.inner, options.outer),
+        None if per_element else reduced.data_ptr(),
+    )
+    return reduced.to(wide) if out is None else out
+
+
+def sigmoid(logits: Tensor, t: float, dtype: torch.dtype, *, with_slope: bool) -> tuple[Tensor, Tensor | None]:
+    """The tempered sigmoid in `dtype`, and its derivative in that of the logits."""
+    out = torch.empty_like(logits, dtype=dtype)
+    slope = torch.empty_like(logits) if with_slope else None
+    _binary((logits, None, None, None, None, out, slope), _REDUCTIONS["none"], 1.0, t, 1.0, 1.0, None)
+    return out, slope
+
+
+def _binary(tensors: tuple[Tensor | None, ...], *options: Any) -> None:
+    """Call the C function on tensors that broadcast to the first of them."""
+    shape = tensors[0].shape  # type: ignore[union-attr]
+    given = [_readable(x).expand(shape) for x in tensors if x is not None]
+    sizes, strides = merge_dimensions(shape, [x.stride() for x in given])
+    if len(sizes) > DIMENSIONS:
+        raise RuntimeError(f"the C kernel takes at most {DIMENSIONS} dimensions of different strides, got {len(sizes)}")
+    made = iter(
+        _Operand(x.data_ptr(), DTYPES[x.dtype], (ctypes.c_int64 * DIMENSIONS)(*stride))
+        for x, stride in zip(given, strides, strict=True)
+    )
+    operands = [_Operand() if x is None else next(made) for x in tensors]
+    lengths = (ctypes.c_int64 * DIMENSIONS)(*sizes)
+    n = given[0].numel()
+    call = _BinaryCall(*operands, n, len(sizes), lengths, *options, parallel(), torch.get_num_threads())
+    _run("bitempered_binary", call, 2)
+
+
+def _readable(x: Tensor) -> Tensor:
+    return x if x.dtype in DTYPES else x.to(torch.float32)
+
+
+def _wide(logits: Tensor) -> torch.dtype:
+    """The dtype to compute in."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def _run(name: str, call: ctypes.Structure, classes: int) -> int:

@@ -1,6 +1,7 @@
 """Where the rows of a tensor lie in memory, for kernels that read any layout in place."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,3 +24,28 @@ def empty_gradient(x: Tensor, axis: int) -> Tensor:
     made = torch.empty_like(x)
     shared = x.dim() == 2 or as_blocks(made, axis)[0].data_ptr() == made.data_ptr()
     return made if shared else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def merge_dimensions(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """Return the sizes and strides of tensors of one shape, in as few dimensions as hold their elements.
+
+    The order is that of the first tensor in memory.
+
+    >>> merge_dimensions((2, 3, 4), [(12, 4, 1), (0, 0, 1)])
+    ([6, 4], [[4, 1], [0, 1]])
+    >>> merge_dimensions((2, 3), [(1, 2), (1, 2)])
+    ([6], [[1], [1]])
+    """
+    order = sorted((i for i, size in enumerate(shape) if size != 1), key=lambda i: -strides[0][i])
+    sizes: list[int] = []
+    merged: list[list[int]] = [[] for _ in strides]
+    for i in order:
+        if sizes and all(m[-1] == x[i] * shape[i] for m, x in zip(merged, strides, strict=True)):
+            sizes[-1] *= shape[i]
+            for m, x in zip(merged, strides, strict=True):
+                m[-1] = x[i]
+        else:
+            sizes.append(shape[i])
+            for m, x in zip(merged, strides, strict=True):
+                m.append(x[i])
+    return sizes or [1], [m or [0] for m in merged]

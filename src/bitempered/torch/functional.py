@@ -26,7 +26,12 @@ from bitempered.torch.checks import (
     temperature_per_example,
     temperatures_per_example,
 )
-from bitempered.torch.kernel_autograd import loss_by_kernel, softmax_by_kernel
+from bitempered.torch.kernel_autograd import (
+    binary_loss_by_kernel,
+    loss_by_kernel,
+    sigmoid_by_kernel,
+    softmax_by_kernel,
+)
 from bitempered.torch.reductions import reduce, reduce_classes
 
 
@@ -115,6 +120,8 @@ def tempered_sigmoid(logits: Tensor, t: Temperature) -> Tensor:
     tensor([0.5000, 0.5000])
     """
     check_floating(logits, "logits")
+    if kernels.choose_binary(logits, None, temperatures=(t,)) == "cpu" and not isinstance(t, Tensor):
+        return sigmoid_by_kernel(logits, check_temperature(t, "t"), result_dtype(logits))
     pairs = torch.stack((torch.zeros_like(logits), logits), dim=-1)
     return tempered_softmax(pairs, t, dim=-1)[..., 1]
 
@@ -182,7 +189,10 @@ def class_loss(
     t1, t2, axis = options.t1, options.t2, options.axis
     kernel = kernels.choose(logits, target, temperatures=(t1, t2))
     outer: Temperature = 1.0
-    if rescale:
+    if rescale and kernel == "cpu":
+        inner, outer = core.scales(logits.shape[axis], t1, t2)
+        options, rescale = options._replace(inner=inner, outer=outer), False
+    elif rescale:
         logits, outer = _rescaled(logits, classes=logits.shape[axis], t1=t1, t2=t2, axis=axis)
     if kernel != "triton":  # the Triton kernels assert values on the device
         check_not_negative(weight, "weight")
@@ -267,11 +277,15 @@ def bi_tempered_binary_logistic_loss(
     check_binary_arguments(logits, target, weight, pos_weight, reduction)
     t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape)
     check_rescale(rescale, 2, t2)
-    kernels.require_core("loss", "no kernel computes a binary loss")
+    options = LossOptions(t1=t1, t2=t2, axis=None, reduction=reduction)
+    if kernels.choose_binary(logits, target, temperatures=(t1, t2)) == "cpu":
+        inner, outer = core.scales(2, t1, t2) if rescale else (1.0, 1.0)
+        options = options._replace(inner=inner, outer=outer)
+        return binary_loss_by_kernel(logits, target, pos_weight, weight, options, result_dtype(logits))
     if pos_weight is not None:
         pos_weight = pos_weight.expand_as(logits)
     a, outer = _rescaled(logits, classes=2, t1=t1, t2=t2, axis=None) if rescale else (logits, 1.0)
-    losses = loss_per_example(a, target, pos_weight, LossOptions(t1=t1, t2=t2, axis=None))
+    losses = loss_per_example(a, target, pos_weight, options)
     losses = losses * outer if rescale else losses
     if weight is not None:
         losses = weigh_elements(losses, weight, xp=xp)

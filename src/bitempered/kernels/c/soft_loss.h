@@ -4,41 +4,10 @@
 #define MAGNIFIED 8 /* a gradient scaled by more than this needs float64: float32 is off by up to 2e-7 */
 #define DEEP -100.0f /* log2 of the smallest r that float32 is enough for */
 
-/* One class's part of the divergence, and v = (y_hat - q) y_hat^(t2 - t1). */
-typedef struct {
-    vd loss, v;
-} Part;
-
-/* core.loss of a class without cancellation, for every t1 < 2. With d = log(q / y_hat), a = q^(1 - t1) and
-   b = y_hat^(1 - t1) it is
-
-       b (q phi_{1-t1}(d) - q + y_hat) / (2 - t1)  =  b (q - y_hat - y_hat phi_{2-t1}(d)) / (t1 - 1),
-
-   the first for t1 away from 2, the second for t1 away from 1. `risen` is b q phi(d) or b y_hat phi(d), a difference of
-   powers. Next to t1 = 1 or 2 these cancel, and it is computed as a power times expm1, with the larger power, since
-   the other may overflow. Near d = 0 everything cancels, and both formulas are b q times a series in d.
-   T = y_hat^(t2 - t1); inside: where y_hat is not 0; EXACT: always with expm1, for float64. */
-INLINE Part part(double t1, vd q, vd log_q, vd a, vd p, vd log_p, vd b, vd T, vl inside, const int EXACT) {
-    double tau = 1 - t1, kappa = 2 - t1, rate = t1 > 1.5 ? kappa : tau, speed = fabs(rate);
-    vd d = log_q - log_p, size = abs64(d), q_or_p = t1 > 1.5 ? p : q, risen;
-    if (!EXACT && speed > 1e-3) {
-        risen = (q * a - q_or_p * b) / rate;
-    } else {
-        vd rise = speed == 0 ? size : expm1_(-speed * size) * (-1 / speed);
-        risen = pick64(rate * d > 0.0, q * a, q_or_p * b) * pick64(d > 0.0, rise, -rise);
-    }
-    double c3 = tau - 1, c4 = tau * tau - c3, c5 = tau * tau * tau - c4, c6 = tau * tau * tau * tau - c5;
-    double c7 = tau * tau * tau * tau * tau - c6, c8 = tau * tau * tau * tau * tau * tau - c7;
-    vd series = 0.5 + d * (c3 / 6 + d * (c4 / 24 + d * (c5 / 120 + d * (c6 / 720 + d * (c7 / 5040 + d * (c8 / 40320))))));
-    vd away = (risen - b * (q - p)) * (t1 > 1.5 ? 1 / tau : 1 / kappa);
-    vd of_0 = keep64(q > 0.0, tau > 0 ? q * a * (1 / (tau * kappa)) : all64(INFINITY));
-    return (Part){pick64(inside, pick64(size < 0.03, b * q * d * d * series, away), of_0), (p - q) * T};
-}
-
 /* The same from q and log y_hat alone. */
-INLINE Part part_of(double t1, vd q, vd log_p, vd T, vl inside) {
+INLINE Part_64 part_of(double t1, vd q, vd log_p, vd T, vl inside) {
     vd log_q = pick64(q > 0.0, log_(q), all64(LOG_0)), a = keep64(q > 0.0, exp_((1 - t1) * log_q));
-    return part(t1, q, log_q, a, keep64(inside, exp_(log_p)), log_p, exp_((1 - t1) * log_p), T, inside, 1);
+    return part_64(t1, q, log_q, a, keep64(inside, exp_(log_p)), log_p, exp_((1 - t1) * log_p), T, inside, 1);
 }
 
 /* The last pass in float64, over all classes except the top and the label; the sum of their parts goes to `loss`. */
@@ -67,10 +36,10 @@ INLINE void wide_pass(const Loss *job, Block *b, const int KIND, const int SOFT,
         vl edge = r.w == 0.0; /* of the support, and inside: 0^0 is 1 */
         if (KIND < 0 && t2 == 0) e = pick64(edge, rows->p[h], e);
         if (t1 == t2) T = pick64(r.inside, T, KIND < 0 ? keep64(edge, all64(1)) : all64(1));
-        Part of = {p * y_power * (1 / (2 - t1)), p * T};
+        Part_64 of = {p * y_power * (1 / (2 - t1)), p * T};
         if (SOFT) {
             vd q = keep64(gap == gap, b->z[i] * over_W[h]), a = b->z_power[i] * W_power[h];
-            of = part(t1, q, b->log_z[i] - log_W[h], a, p, log_p, y_power, T, r.inside, EXACT);
+            of = part_64(t1, q, b->log_z[i] - log_W[h], a, p, log_p, y_power, T, r.inside, EXACT);
         }
         rows->e_64[i] = e, rows->v_64[i] = of.v;
         b->loss[h] += of.loss, b->e_sum[h] += e, b->v_sum[h] += of.v;
@@ -135,8 +104,8 @@ static void conclude_soft(const Loss *job, Block *b) {
         vd p = rows->p[h], q_label = b->z_label[h] / b->W[h], q_top = pick64(is_top, q_label, b->z_top[h] / b->W[h]);
         vd e_label = keep64(inside, exp_(-b->d[h]) / (1 + b->x[h]));
         if (job->of.t2 == 0) e_label = pick64(b->x[h] == -1.0, p, e_label);
-        Part of_top = part_of(t1, q_top, -rows->m[h], b->p_power[h], p > 0.0);
-        Part of_label = part_of(t1, q_label, -b->d[h], b->T[h], inside);
+        Part_64 of_top = part_of(t1, q_top, -rows->m[h], b->p_power[h], p > 0.0);
+        Part_64 of_label = part_of(t1, q_label, -b->d[h], b->T[h], inside);
         b->loss[h] += of_top.loss + keep64(~is_top, of_label.loss);
         vd e_sum = b->e_sum[h] + keep64(~is_top, e_label), v_sum = b->v_sum[h] + keep64(~is_top, of_label.v);
         e_factor[h] = (of_top.v + v_sum) / (p + e_sum);

@@ -39,7 +39,6 @@ typedef struct {
     vf *own_32;
 } Block;
 
-#define LOG_0 -1e30      /* finite: 0 times it is 0 */
 #define LOG_0_32 -69.0f  /* of z = 0 or next to it in float32 */
 #define TINY_32 0x1p-99f
 

@@ -7,8 +7,11 @@
 #else
 #define LANES 4
 #endif
+#define LOG_0 -1e30 /* finite: 0 times it is 0 */
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(l) for (int l = 0; l < LANES; l++)
+#define GROUP 4
+#define TOGETHER(i) for (int i = 0; i < GROUP; i++)
 #define HALVES(h) for (int h = 0; h < 2; h++)
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
@@ -57,8 +60,8 @@ INLINE vf exp2_v(vf y) {
     return (vf)((vw)(q * f + 1) + ((vw)shifted << 23));
 }
 
-/* e^x - 1 for x < 88. */
-INLINE vf expm1_v(vf x) {
+/* e^x + c for x < 88, for c of 0 or -1. */
+INLINE vf exp_plus_v(vf x, const float c) {
     x = pick(x > -87.0f, x, all(-87));
     vf shifted = x * 1.44269504f + 0x1.8p23f, n = shifted - 0x1.8p23f, f = (x - n * 0.693359375f) + n * 0.000212194440f;
     vf q = f * 0.00139261836f + 0.00836317905f;
@@ -66,7 +69,12 @@ INLINE vf expm1_v(vf x) {
     q = q * f + 0.16666577f;
     q = q * f + 0.5f;
     vf power = (vf)(((vw)shifted << 23) + (127U << 23));
-    return power * (f + f * f * q) + (power - 1);
+    return power * (f + f * f * q) + (power + c);
+}
+INLINE vf expm1_v(vf x) { return exp_plus_v(x, -1); }
+INLINE vf exp_v(vf x) { /* of any x */
+    vf value = keep(x > -87.0f, exp_plus_v(pick(x < 88.0f, x, all(0)), 0));
+    return pick(x < 88.0f, value, x * INFINITY);
 }
 INLINE vf log_v(vf x) { return log1p_v(x - 1, x, -1); } /* of a normal positive number */
 
