@@ -21,6 +21,7 @@ __all__ = [
     "library",
     "loss",
     "loss_and_gradient",
+    "loss_into",
     "scale_",
     "sigmoid",
 ]
@@ -69,14 +70,26 @@ class _LossCall(ctypes.Structure):
 
 def loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype) -> Tensor:
     """The loss in `dtype`. Raises for a class index or probabilities that are not valid."""
-    return _loss(logits, target, weight, options, None).to(dtype)
+    return loss_into(logits, target, weight, options, dtype, None)
 
 
 def loss_and_gradient(
     logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     made = empty_gradient(logits, options.axis)
-    return _loss(logits, target, weight, options, made).to(dtype), made
+    return loss_into(logits, target, weight, options, dtype, made), made
+
+
+def loss_into(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: LossOptions,
+    dtype: torch.dtype,
+    gradient: Tensor | None,
+) -> Tensor:
+    """The loss; its gradient goes into a tensor that `as_blocks` does not copy."""
+    return _loss(logits, target, weight, options, gradient).to(dtype)
 
 
 def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:

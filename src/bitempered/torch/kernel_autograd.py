@@ -171,12 +171,17 @@ def loss_by_kernel(
     kernel: str, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
 ) -> Tensor:
     """The reduced loss. The kernel checks the target's values: "cpu" raises, "triton" asserts on the device."""
+    needs_gradient = logits.requires_grad and torch.is_grad_enabled()
+    if torch.compiler.is_compiling() and kernel == "cpu":
+        import bitempered.kernels.operators
+
+        return torch.ops.bitempered.cpu_loss.default(logits, target, weight, *options, dtype, needs_gradient)[0]
     if torch.compiler.is_compiling():
         import bitempered.kernels.triton  # noqa: F401 (registers the operator)
 
         return torch.ops.bitempered.loss.default(logits, target, weight, *options[:6], dtype)
     module = cpu if kernel == "cpu" else triton_kernels()
-    if logits.requires_grad and torch.is_grad_enabled():
+    if needs_gradient:
         return _apply_kernel_loss(logits, target, weight, options, dtype, module)
     return module.loss(logits, target, weight, options, dtype)
 
@@ -190,7 +195,13 @@ def binary_loss_by_kernel(
     dtype: torch.dtype,
 ) -> Tensor:
     """The reduced binary loss by the CPU kernel, of a valid target."""
-    if logits.requires_grad and torch.is_grad_enabled():
+    needs_gradient = logits.requires_grad and torch.is_grad_enabled()
+    if torch.compiler.is_compiling():
+        import bitempered.kernels.operators  # noqa: F401 (registers the operator)
+
+        tensors = logits, target, pos_weight, weight
+        return torch.ops.bitempered.cpu_binary_loss.default(*tensors, *options, dtype, needs_gradient)[0]
+    if needs_gradient:
         return _KernelBinaryLoss.apply(logits, target, pos_weight, weight, options, dtype)
     return cpu.binary_loss(logits, target, pos_weight, weight, options).to(dtype)
 
