@@ -151,8 +151,6 @@ def _cpu_refuses(logits: Tensor, target: Tensor | None, *, binary: bool = False)
 
 
 def _cpu_cannot(logits: Tensor, target: Tensor | None, binary: bool) -> str | None:
-    if target is None and not binary:
-        return "it computes no softmax"
     if target is not None and target.requires_grad:
         return "it takes targets that need no gradient"
     for x in (logits, target):

@@ -1,4 +1,4 @@
-"""Losses on a CPU, by the C kernels of `library`: any float dtype and layout, class indices or probabilities."""
+"""Losses and softmaxes on a CPU, by the C kernels of `library`: any float dtype, layout and kind of target."""
 
 import ctypes
 from typing import Any
@@ -24,9 +24,12 @@ __all__ = [
     "loss_into",
     "scale_",
     "sigmoid",
+    "softmax",
+    "softmax_backward",
 ]
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+_RESULTS = {"probabilities": 0, "logarithms": 1, "partition": 2}
 _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 _BAD_TARGET, _OUT_OF_MEMORY = 1, 2  # what a function returns where it has no result
 
@@ -53,6 +56,17 @@ class _BinaryCall(ctypes.Structure):
         ("reduction", ctypes.c_int64),
         *((name, ctypes.c_double) for name in ("t1", "t2", "stretch", "outer")),
         *((name, ctypes.c_void_p) for name in ("reduced", "parallel")),
+        ("threads", ctypes.c_int64),
+    )
+
+
+class _SoftmaxCall(ctypes.Structure):
+    _fields_ = (
+        *((name, _View) for name in ("logits", "out", "g", "gradient")),
+        *((name, ctypes.c_void_p) for name in ("m", "partition")),
+        *((name, ctypes.c_int64) for name in ("n", "inner", "classes", "what")),
+        *((name, ctypes.c_double) for name in ("t", "stretch")),
+        ("parallel", ctypes.c_void_p),
         ("threads", ctypes.c_int64),
     )
 
@@ -173,6 +187,48 @@ def sigmoid(logits: Tensor, t: float, dtype: torch.dtype, *, with_slope: bool) -
     slope = torch.empty_like(logits) if with_slope else None
     _binary((logits, None, None, None, None, out, slope), _REDUCTIONS["none"], 1.0, t, 1.0, 1.0, None)
     return out, slope
+
+
+def softmax(logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The "probabilities", their "logarithms" or the "partition" lambda_t in `dtype`, and what backward needs."""
+    rows = logits.shape[:axis] + logits.shape[axis + 1 :]
+    state = torch.empty(rows, dtype=torch.float64)
+    if what == "partition":
+        values = torch.empty(rows, dtype=torch.float64)
+        _softmax(logits, axis, t, what, state, partition=values)
+        return values.to(dtype), state
+    out = empty_gradient(logits, axis, dtype)
+    _softmax(logits, axis, t, what, state, out=out)
+    return out, state
+
+
+def softmax_backward(g: Tensor, logits: Tensor, state: Tensor, t: float, axis: int, what: str) -> Tensor:
+    """The gradient of sum(g * softmax(logits)) in the logits."""
+    made = empty_gradient(logits, axis)
+    of_classes = g.unsqueeze(axis).expand(logits.shape) if what == "partition" else g
+    _softmax(logits, axis, t, what, state, g=_readable(of_classes), gradient=made)
+    return made
+
+
+def _softmax(
+    logits: Tensor,
+    axis: int,
+    t: float,
+    what: str,
+    state: Tensor,
+    *,
+    out: Tensor | None = None,
+    partition: Tensor | None = None,
+    g: Tensor | None = None,
+    gradient: Tensor | None = None,
+) -> None:
+    _, outer, inner, _ = blocks = as_blocks(logits, axis)
+    others = [None if x is None else as_blocks(x, axis) for x in (out, g, gradient)]
+    call = _SoftmaxCall(
+        _view(blocks), *map(_view, others), state.data_ptr(), _address(partition),
+        outer * inner, inner, logits.shape[axis], _RESULTS[what], t, 1.0, parallel(), torch.get_num_threads(),
+    )  # fmt: skip
+    _run("bitempered_softmax", call, logits.shape[axis])
 
 
 def _binary(tensors: tuple[Tensor | None, ...], *options: Any) -> None:

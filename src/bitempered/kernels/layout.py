@@ -19,11 +19,11 @@ def as_blocks(x: Tensor, axis: int) -> tuple[Tensor, int, int, tuple[int, int, i
     return x, before, after, (x.stride(0), x.stride(2), x.stride(1))
 
 
-def empty_gradient(x: Tensor, axis: int) -> Tensor:
-    """Return an empty tensor for the gradient of x, with the layout of x unless `as_blocks` would copy that."""
-    made = torch.empty_like(x)
+def empty_gradient(x: Tensor, axis: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an empty tensor like x, as for its gradient, with the layout of x unless `as_blocks` would copy that."""
+    made = torch.empty_like(x, dtype=dtype)
     shared = x.dim() == 2 or as_blocks(made, axis)[0].data_ptr() == made.data_ptr()
-    return made if shared else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return made if shared else torch.empty(x.shape, dtype=made.dtype, device=x.device)
 
 
 def merge_dimensions(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:

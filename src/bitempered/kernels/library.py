@@ -33,7 +33,7 @@ _VECTORS = {
     "AVX2": ["-mavx2", "-mfma"],
     "AVX512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
 }
-FUNCTIONS = ("bitempered_loss", "bitempered_binary")
+FUNCTIONS = ("bitempered_loss", "bitempered_binary", "bitempered_softmax")
 _TIME_LIMIT = 120  # seconds; a compiler needs 2 to 10
 
 

@@ -300,8 +300,9 @@ def _softmax(logits: Tensor, t: Temperature, dim: int, what: str) -> Tensor:
     check_class_axis(logits, dim)
     axis = dim % logits.dim()
     t = temperature_per_example(t, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
-    if kernels.choose(logits, None, temperatures=(t,)) == "triton":
-        return softmax_by_kernel(logits, t, axis, what, result_dtype(logits))
+    kernel = kernels.choose(logits, None, temperatures=(t,))
+    if kernel != "core":
+        return softmax_by_kernel(kernel, logits, t, axis, what, result_dtype(logits))
     log_p, partition = log_softmax_and_partition(logits, t, axis)
     if what == "partition":
         return partition.squeeze(axis).to(result_dtype(logits))

@@ -145,12 +145,12 @@ class _KernelSigmoid(torch.autograd.Function):
 
 
 class _KernelSoftmax(torch.autograd.Function):
-    """(logits, t, axis, what, dtype) -> the result of `kernels.triton.softmax`."""
+    """(logits, t, axis, what, dtype, kernel) -> the result of the kernel's `softmax`."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> Tensor:
-        out, state = triton_kernels().softmax(logits, t, axis, what, dtype)
-        ctx.options = t, axis, what
+    def forward(ctx: Any, logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype, kernel: Any) -> Tensor:
+        out, state = kernel.softmax(logits, t, axis, what, dtype)
+        ctx.options, ctx.kernel = (t, axis, what), kernel
         ctx.save_for_backward(logits, state)
         return out
 
@@ -159,12 +159,12 @@ class _KernelSoftmax(torch.autograd.Function):
         logits, state = ctx.saved_tensors
         t, axis, what = ctx.options
         if not torch.is_grad_enabled() and _has_memory(g):
-            return triton_kernels().softmax_backward(g, logits, state, t, axis, what), None, None, None, None
+            return ctx.kernel.softmax_backward(g, logits, state, t, axis, what), None, None, None, None, None
         log_p, _ = log_softmax_and_partition(logits, t, axis)
         g_lambda = g.unsqueeze(axis) if what == "partition" else None
         g_log_p = None if what == "partition" else g * log_p.exp() if what == "probabilities" else g
         grad = core.softmax_pullback(log_p, t, g_log_p=g_log_p, g_lambda=g_lambda, axis=axis, xp=xp)
-        return grad.to(logits.dtype), None, None, None, None
+        return grad.to(logits.dtype), None, None, None, None, None
 
 
 def loss_by_kernel(
@@ -213,6 +213,6 @@ def sigmoid_by_kernel(logits: Tensor, t: float, dtype: torch.dtype) -> Tensor:
     return cpu.sigmoid(logits, t, dtype, with_slope=False)[0]
 
 
-def softmax_by_kernel(logits: Tensor, t: Temperature, axis: int, what: str, dtype: torch.dtype) -> Tensor:
-    """The "probabilities", their "logarithms" or the "partition" from the GPU kernel."""
-    return _KernelSoftmax.apply(logits, t, axis, what, dtype)
+def softmax_by_kernel(kernel: str, logits: Tensor, t: Temperature, axis: int, what: str, dtype: torch.dtype) -> Tensor:
+    """The "probabilities", their "logarithms" or the "partition" from a kernel."""
+    return _KernelSoftmax.apply(logits, t, axis, what, dtype, cpu if kernel == "cpu" else triton_kernels())

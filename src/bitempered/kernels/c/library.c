@@ -23,6 +23,8 @@
 #define EXP exp_v
 #define EXPM1 expm1_v
 #define LOG1P(x) log1p_v(x, 1 + (x), 1)
+#define LOG1P_PRODUCT(x, y) LOG1P((x) * (y))
+#define LARGE 1e37f
 #define LOG_OR(q) pick((q) > 1.2e-38f, log_v(q), all(LOG_0))
 #define NEAR 0.25f  /* where the divergence is a series */
 #define STEPS 3     /* of the solver of two classes */
@@ -40,6 +42,8 @@
 #undef EXP
 #undef EXPM1
 #undef LOG1P
+#undef LOG1P_PRODUCT
+#undef LARGE
 #undef LOG_OR
 #undef NEAR
 #undef STEPS
@@ -55,6 +59,8 @@
 #define EXP exp_
 #define EXPM1 expm1_
 #define LOG1P log1p_
+#define LOG1P_PRODUCT log1p_product
+#define LARGE 1e300
 #define LOG_OR(q) pick64((q) > 0.0, log_(q), all64(LOG_0))
 #define NEAR 0.03
 #define STEPS 4
@@ -66,6 +72,7 @@
 #include "soft_loss.h"
 #include "loss.h"
 #include "binary.h"
+#include "softmax.h"
 
 /* OpenMP's entry point, from the library that torch itself uses; null for one thread. */
 typedef void Parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags);
@@ -149,4 +156,24 @@ int bitempered_binary(const BinaryCall *call) {
     if (call->reduced) *call->reduced = call->reduction == MEAN ? sum / (double)n : sum;
     free(job.sums);
     return FINE;
+}
+
+typedef struct { /* as in cpu.py */
+    View logits, out, g, gradient;
+    double *m, *partition;
+    int64_t n, inner, k, what;
+    double t, stretch;
+    Parallel *parallel;
+    int64_t threads;
+} SoftmaxCall;
+
+int bitempered_softmax(const SoftmaxCall *call) {
+    Softmax job = {.of = {.logits = call->logits, .n = call->n, .inner = call->inner, .k = call->k, .t1 = 1,
+                          .t2 = call->t, .s = call->t - 1, .stretch = call->stretch},
+                   .out = call->out, .g = call->g, .gradient = call->gradient, .m = call->m,
+                   .partition = call->partition, .what = call->what};
+    if (call->parallel && call->threads > 1 && call->n * call->k > GRAIN)
+        call->parallel(work_softmax, &job, (unsigned)call->threads, 0);
+    else work_softmax(&job);
+    return job.out_of_memory ? OUT_OF_MEMORY : FINE;
 }

@@ -67,7 +67,7 @@ static void block(const Loss *job, int64_t first, Block *b) {
         }
     }
     HALVES(h) {
-        vd x = s == 0 ? all64(0) : s * gap[h] * rows->decay[h], to_label = s == 0 ? gap[h] : log1p_(x) / s;
+        vd x = s == 0 ? all64(0) : s * gap[h] * rows->decay[h], to_label = s == 0 ? gap[h] : log1p_product(gap[h], s * rows->decay[h]) / s;
         vd d = pick64(gap[h] < INFINITY, rows->m[h] + to_label, all64(INFINITY)), one = all64(1);
         b->x[h] = x, b->d[h] = d;
         b->T[h] = t1 < t2 ? exp_((t1 - t2) * d) : s < 0 ? keep64(x >= -1.0, one) : one;

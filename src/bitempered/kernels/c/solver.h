@@ -90,7 +90,7 @@ typedef struct { /* as Ratios, in float64 */
 } Ratios64;
 
 INLINE Ratios64 ratios_64(vd gap, vd factor, double s, const int KIND) {
-    vd x = gap * factor, w = 1 + x, log_r = KIND ? log1p_(x) * (-1 / s) : -gap;
+    vd x = gap * factor, w = 1 + x, log_r = KIND ? log1p_product(gap, factor) * (-1 / s) : -gap;
     return (Ratios64){KIND ? w : all64(1), log_r, KIND < 0 ? w > 0.0 : gap < INFINITY};
 }
 

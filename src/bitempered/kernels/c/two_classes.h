@@ -37,12 +37,13 @@ INLINE void NAMED(solve_two)(const V *u, NAMED(Two) *at, double t, const int KIN
         return;
     }
     TOGETHER(i) {
-        l[i] = KIND ? LOG1P(s * gap[i] * (REAL)exp2(1 - t)) * over_s : gap[i];
+        l[i] = KIND ? LOG1P_PRODUCT(gap[i], ALL(s * (REAL)exp2(1 - t))) * over_s : gap[i];
         at[i].r = EXP(-l[i]), at[i].m = LOG1P(at[i].r);
     }
     for (int step = s > (REAL)0.25 ? 0 : 1; KIND && step < STEPS; step++) TOGETHER(i) {
-        V r = at[i].r, x = s * gap[i] * EXP(-s * at[i].m), whole = (1 + r) * (1 + x);
-        l[i] += (LOG1P(x) * over_s - l[i]) * (whole / (whole - r * x)); /* over 1 - r / (1 + r) x / (1 + x) */
+        V r = at[i].r, factor = s * EXP(-s * at[i].m), product = gap[i] * factor;
+        V x = PICK(product < LARGE, product, ALL(LARGE)), whole = (1 + r) * (1 + x);
+        l[i] += (LOG1P_PRODUCT(gap[i], factor) * over_s - l[i]) * (whole / (whole - r * x)); /* over the slope */
         at[i].r = EXP(-l[i]), at[i].m = LOG1P(at[i].r);
     }
     TOGETHER(i) {

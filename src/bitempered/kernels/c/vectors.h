@@ -95,7 +95,7 @@ INLINE vd log_plus(vd x, const double c) { /* log(x + c), for c of 0 or 1 */
     q = q * y + 0.666666666666667;
     vd log = k * 0.6931471805599453 + (2 * z + z * y * q);
     log = pick64(x > -c, log, all64(-INFINITY));
-    return pick64(x < 6e307, log, pick64(x < INFINITY, all64(708.69), x)); /* from 6e307 on to 0.2 %; inf, NaN */
+    return pick64(x < 6e307, log, x); /* inf, NaN */
 }
 INLINE vd exp_plus(vd x, const double c) { /* e^x + c, for c of 0 or -1 */
     vd inside = pick64(x > -700.0, x, all64(-700));
@@ -119,6 +119,11 @@ INLINE vd exp_(vd x) { return exp_plus(x, 0); }
 INLINE vd expm1_(vd x) { return exp_plus(x, -1); }
 INLINE vd log_(vd x) { return log_plus(x, 0); }
 INLINE vd log1p_(vd x) { return log_plus(x, 1); }
+INLINE vd log1p_product(vd gap, vd factor) { /* log(1 + gap factor), even if the product overflows */
+    vd x = gap * factor;
+    vl huge = (x > 6e307) & (gap < INFINITY);
+    return log1p_(pick64(huge, gap * 0x1p-64 * factor, x)) + keep64(huge, all64(44.36141955583649));
+}
 INLINE vd phi(vd v, double s) { return s == 0 ? v : expm1_(s * v) / s; }
 INLINE vd psi(vd v, double s) { return s == 0 ? v : log1p_(s * v) / s; }
 
