@@ -25,7 +25,7 @@ import torch
 
 _SOURCES = sorted((Path(__file__).parent / "c").iterdir(), key=lambda path: (path.suffix != ".c", path.name))
 _FLAGS = [
-    *("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"),
+    *("-O2", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"),
     *("-fwrapv", "-fno-strict-aliasing"),  # integers are bits of floats, blocks are both vectors and numbers
 ]
 # By the instruction set that torch found: a home folder may be shared with a machine that has less.

@@ -113,6 +113,16 @@ def temperature_per_example(t: Temperature, logits: Tensor, shape: torch.Size) -
     return tensor.expand(shape)
 
 
+def number_if_known(t: Temperature) -> Temperature:
+    """A valid temperature of all examples, in a tensor on the CPU without a gradient, as a number, for the kernels."""
+    if not isinstance(t, Tensor) or torch.compiler.is_compiling() or not t.is_cpu or t.requires_grad or not t.numel():
+        return t
+    repeated = all(size == 1 or stride == 0 for size, stride in zip(t.shape, t.stride(), strict=True))
+    if not repeated or hooks.why_not_plain(t, None) is not None:
+        return t
+    return t[(0,) * t.dim()].item()
+
+
 def _unless_constant(t: Temperature, logits: Tensor) -> Temperature:
     """A number that changes between calls of one compiled function becomes a tensor: core branches on numbers."""
     if not torch.compiler.is_compiling() or not isinstance(t, (float, int)) or hooks.is_constant(t):

@@ -23,6 +23,7 @@ from bitempered.torch.checks import (
     check_rescale,
     check_target_values,
     checked_class_options,
+    number_if_known,
     temperature_per_example,
     temperatures_per_example,
 )
@@ -186,7 +187,8 @@ def class_loss(
     logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, *, rescale: bool, dtype: torch.dtype
 ) -> Tensor:
     """`bi_tempered_logistic_loss` of arguments that are valid except, perhaps, in their values, which it checks."""
-    t1, t2, axis = options.t1, options.t2, options.axis
+    t1, t2, axis = number_if_known(options.t1), number_if_known(options.t2), options.axis
+    options = options._replace(t1=t1, t2=t2)
     kernel = kernels.choose(logits, target, temperatures=(t1, t2))
     outer: Temperature = 1.0
     if rescale and kernel == "cpu":
@@ -277,6 +279,7 @@ def bi_tempered_binary_logistic_loss(
     check_binary_arguments(logits, target, weight, pos_weight, reduction)
     t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape)
     check_rescale(rescale, 2, t2)
+    t1, t2 = number_if_known(t1), number_if_known(t2)
     options = LossOptions(t1=t1, t2=t2, axis=None, reduction=reduction)
     if kernels.choose_binary(logits, target, temperatures=(t1, t2)) == "cpu":
         inner, outer = core.scales(2, t1, t2) if rescale else (1.0, 1.0)
@@ -299,7 +302,7 @@ def _softmax(logits: Tensor, t: Temperature, dim: int, what: str) -> Tensor:
         raise IndexError(f"dim must be in [{-logits.dim()}, {logits.dim() - 1}] for this shape, got {dim}")
     check_class_axis(logits, dim)
     axis = dim % logits.dim()
-    t = temperature_per_example(t, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
+    t = number_if_known(temperature_per_example(t, logits, logits.shape[:axis] + logits.shape[axis + 1 :]))
     kernel = kernels.choose(logits, None, temperatures=(t,))
     if kernel != "core":
         return softmax_by_kernel(kernel, logits, t, axis, what, result_dtype(logits))
