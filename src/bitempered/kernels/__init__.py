@@ -2,8 +2,8 @@
 
 - "core" computes everything.
 - "triton" computes losses over classes and the tempered softmax on a GPU, in half precision and float32.
-- "cpu" computes losses over classes on a CPU with a C compiler. BITEMPERED_CPU_KERNEL=0 in the environment turns it
-  off.
+- "cpu" computes losses over classes, binary losses, the tempered softmax and sigmoid on a CPU with a C compiler.
+  BITEMPERED_CPU_KERNEL=0 in the environment turns it off.
 
 The kernels compute first derivatives; core computes second derivatives, jvp and vmap.
 """
