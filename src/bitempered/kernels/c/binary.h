@@ -42,7 +42,8 @@ INLINE int is_plain(const Binary *job, const Operand *x, int used) {
     return job->dimensions == 1 && x->strides[0] == 1 && used == LANES;
 }
 
-INLINE void read_as(const Binary *job, const Operand *x, int64_t first, const Elements *these, vf *to, vd *wide, const int DTYPE) {
+INLINE void read_as(const Binary *job, const Operand *x, int64_t first, const Elements *these, vf *to, vd *wide,
+                    const int DTYPE) {
     const int SIZE = size_of(DTYPE);
     char raw[8 * LANES];
     const char *from = x->data + first * SIZE;
@@ -66,7 +67,8 @@ static void read_elements(const Binary *job, const Operand *x, int64_t first, co
         default: read_as(job, x, first, these, to, wide, FLOAT64);
     }
 }
-INLINE void write_as(const Binary *job, const Operand *x, int64_t first, const Elements *these, const vd *from, const int DTYPE) {
+INLINE void write_as(const Binary *job, const Operand *x, int64_t first, const Elements *these, const vd *from,
+                     const int DTYPE) {
     const int SIZE = size_of(DTYPE);
     char raw[8 * LANES];
     int plain = is_plain(job, x, these->used);

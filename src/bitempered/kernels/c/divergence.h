@@ -1,4 +1,4 @@
-/* One class's part of core.loss, and v = (y_hat - q) y_hat^(t2 - t1). A template: see library.c for V and its functions. */
+/* One class's part of core.loss, and v = (y_hat - q) y_hat^(t2 - t1). A template: library.c has V and its functions. */
 
 typedef struct {
     V loss, v;

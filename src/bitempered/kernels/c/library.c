@@ -105,14 +105,15 @@ int bitempered_loss(const LossCall *call) {
     Loss job = {.of = {.logits = call->logits, .n = n, .inner = call->inner, .k = call->k, .t1 = call->t1,
                        .t2 = call->t2, .s = call->t2 - 1, .stretch = call->stretch},
                 .target = call->target, .gradient = call->gradient, .labels = call->labels, .weight = call->weight,
-                .g = call->g, .g_stride = call->g_stride, .smoothing = call->smoothing, .outer = call->outer, .tolerance = call->tolerance,
+                .g = call->g, .g_stride = call->g_stride, .smoothing = call->smoothing, .outer = call->outer,
+                .tolerance = call->tolerance,
                 .ignore_index = call->ignore_index, .soft = call->smoothing > 0 || !call->labels,
                 .losses = call->losses,
                 .scale = call->reduction != MEAN ? 1 : divisor > 0 ? 1 / divisor : 0}; /* a mean of nothing has none */
     int64_t grains = n / grain_of(&job.of) + 1;
     vf *shared = NULL;
     job.sums = calloc((size_t)grains, sizeof(double));
-    if (job.soft) shared = aligned_alloc(sizeof(vf), (size_t)(11 * block_length(&job.of)) * sizeof(vf));
+    if (job.soft) shared = aligned_alloc(sizeof(vf), (size_t)(SIZE_OF_SHARED * block_length(&job.of)) * sizeof(vf));
     job.out_of_memory = !job.sums || (job.soft && !shared);
     if (shared && !job.out_of_memory) share_target(&job, shared);
     if (!job.out_of_memory && call->parallel && call->threads > 1 && n * call->k > GRAIN)
@@ -139,8 +140,9 @@ typedef struct { /* as in cpu.py */
 
 int bitempered_binary(const BinaryCall *call) {
     int64_t n = call->n, grains = n / BINARY_GRAIN + 1;
-    Binary job = {.logits = call->logits, .target = call->target, .pos_weight = call->pos_weight, .weight = call->weight,
-                  .g = call->g, .out = call->out, .gradient = call->gradient, .n = n, .dimensions = call->dimensions,
+    Binary job = {.logits = call->logits, .target = call->target, .pos_weight = call->pos_weight,
+                  .weight = call->weight, .g = call->g, .out = call->out, .gradient = call->gradient, .n = n,
+                  .dimensions = call->dimensions,
                   .t1 = call->t1, .t2 = call->t2, .stretch = call->stretch, .outer = call->outer,
                   .scale = call->reduction == MEAN && n ? 1 / (double)n : 1,
                   .sums = calloc((size_t)grains, sizeof(double))};
@@ -149,8 +151,10 @@ int bitempered_binary(const BinaryCall *call) {
     for (int i = 0; i < 7; i++) job.plain &= !all[i]->data || all[i]->strides[0] == 1;
     memcpy(job.sizes, call->sizes, sizeof job.sizes);
     if (!job.sums) return OUT_OF_MEMORY;
-    if (call->parallel && call->threads > 1 && n > BINARY_GRAIN) call->parallel(work_binary, &job, (unsigned)call->threads, 0);
-    else work_binary(&job);
+    if (call->parallel && call->threads > 1 && n > BINARY_GRAIN)
+        call->parallel(work_binary, &job, (unsigned)call->threads, 0);
+    else
+        work_binary(&job);
     double sum = 0;
     for (int64_t i = 0; i < grains; i++) sum += job.sums[i];
     if (call->reduced) *call->reduced = call->reduction == MEAN ? sum / (double)n : sum;

@@ -67,7 +67,8 @@ static void block(const Loss *job, int64_t first, Block *b) {
         }
     }
     HALVES(h) {
-        vd x = s == 0 ? all64(0) : s * gap[h] * rows->decay[h], to_label = s == 0 ? gap[h] : log1p_product(gap[h], s * rows->decay[h]) / s;
+        vd factor = s * rows->decay[h], x = s == 0 ? all64(0) : gap[h] * factor;
+        vd to_label = s == 0 ? gap[h] : log1p_product(gap[h], factor) / s;
         vd d = pick64(gap[h] < INFINITY, rows->m[h] + to_label, all64(INFINITY)), one = all64(1);
         b->x[h] = x, b->d[h] = d;
         b->T[h] = t1 < t2 ? exp_((t1 - t2) * d) : s < 0 ? keep64(x >= -1.0, one) : one;
@@ -83,7 +84,7 @@ static void block(const Loss *job, int64_t first, Block *b) {
     }
     if (!job->gradient.data) return;
     EACH(l) {
-        int64_t row = (first + (rows->at.folded ? 0 : least(l, rows->at.used - 1))) * job->g_stride;
+        int64_t row = row_of(&rows->at, first, l) * job->g_stride;
         double g = !job->g ? 1 : is_64(of) ? ((const double *)job->g)[row] : ((const float *)job->g)[row];
         lanes(factor)[l] = job->outer * of->stretch * g;
     }

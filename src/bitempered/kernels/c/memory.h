@@ -15,6 +15,9 @@ typedef struct { /* the rows of a block: LANES side by side, or one folded into 
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t place(const Place *at, int64_t class, int l) { return at->folded ? class : class * LANES + l; }
+INLINE int64_t row_of(const Place *at, int64_t first, int l) { /* unused lanes repeat the last row */
+    return first + (at->folded ? 0 : least(l, at->used - 1));
+}
 INLINE int size_of(const int DTYPE) { return DTYPE == FLOAT64 ? 8 : DTYPE == FLOAT32 ? 4 : 2; }
 INLINE int64_t start_of(const View *x, const Place *at, int l) {
     return at->outer[l] * x->outer + at->inner[l] * x->inner;
@@ -56,9 +59,11 @@ INLINE void write_vector(void *to, vf x, const int DTYPE) { /* rounds to the nea
     if (DTYPE == BFLOAT16) {
         made = (size + 0x7fff + (size >> 16 & 1)) >> 16;
     } else {
-        vw tiny = (vw)((vf)size + 0.5f) - (126U << 23); /* a unit of the sum's last place is float16's smallest number */
+        vw tiny = (vw)((vf)size + 0.5f) - (126U << 23); /* the sum's last place is float16's smallest number */
         vw normal = (size - (112U << 23) + 0xfff + (size >> 13 & 1)) >> 13;
-        made = (vw)pick((vi)size < (113 << 23), (vf)tiny, pick((vi)size < 0x477ff000, (vf)normal, (vf)(vw)(0x7c00 + (vw){0})));
+        vw infinite = 0x7c00 + (vw){0};
+        made = (vw)pick((vi)size < 0x477ff000, (vf)normal, (vf)infinite);
+        made = (vw)pick((vi)size < (113 << 23), (vf)tiny, (vf)made);
     }
     made = (vw)pick(x != x, (vf)(0x7fc0 + (vw){0}), (vf)made) | sign; /* NaN in both */
     vs half_bits = __builtin_convertvector(made, vs);
@@ -75,7 +80,8 @@ INLINE void gather(char *to, const View *x, const Place *at, int64_t j, const in
 INLINE void scatter(const char *from, const View *x, const Place *at, int64_t j, const int64_t *start, const int SIZE) {
     for (int l = 0; l < (at->folded ? LANES : at->used); l++) {
         int64_t class = at->folded ? j * LANES + l : j;
-        if (class < at->k) memcpy(x->data + (start[at->folded ? 0 : l] + class * x->class) * SIZE, from + l * SIZE, SIZE);
+        char *to = x->data + (start[at->folded ? 0 : l] + class * x->class) * SIZE;
+        if (class < at->k) memcpy(to, from + l * SIZE, SIZE);
     }
 }
 INLINE void starts(const View *x, const Place *at, int64_t *start) { EACH(l) start[l] = start_of(x, at, l); }

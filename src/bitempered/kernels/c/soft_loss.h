@@ -1,5 +1,5 @@
-/* core.loss and its gradient: for soft targets, whose divergence is a sum of small differences, for large weights, which
-   magnify rounding, and in float64 for everything. */
+/* core.loss and its gradient: for soft targets, whose divergence is a sum of small differences, for large weights,
+   which magnify rounding, and in float64 for everything. */
 
 #define MAGNIFIED 8 /* a gradient scaled by more than this needs float64: float32 is off by up to 2e-7 */
 #define DEEP -100.0f /* log2 of the smallest r that float32 is enough for */
@@ -47,7 +47,7 @@ INLINE void wide_pass(const Loss *job, Block *b, const int KIND, const int SOFT,
     finish(rows, b->loss, 0), finish(rows, b->e_sum, 0), finish(rows, b->v_sum, 0);
 }
 
-/* The same in float32, for t2 >= 1. Next to d = 0 the divergence is a series in d; its terms are at most 0.25^n / n!. */
+/* The same in float32, for t2 >= 1. Next to d = 0 the divergence is a series in d, with terms up to 0.25^n / n!. */
 INLINE void soft_pass(const Loss *job, Block *b, const int KIND) {
     Rows *rows = &b->rows;
     double t1 = job->of.t1, t2 = job->of.t2;

@@ -44,7 +44,8 @@ INLINE void softmax_pass(const Softmax *job, Rows *rows, const int KIND) {
         carry(sum, rows->r);
     }
     finish(rows, rows->r, 0);
-    EACH(l) ((float *)rows->v)[place(&rows->at, rows->top[l], l)] = (float)(logs ? lanes(log_tops)[l] : lanes(rows->p)[l]);
+    vd *tops = logs ? log_tops : rows->p;
+    EACH(l) ((float *)rows->v)[place(&rows->at, rows->top[l], l)] = (float)lanes(tops)[l];
 }
 
 /* With e = r^t and v = g y_hat^t (of a logarithm g y_hat^s; of lambda_t 0), the gradient is
@@ -130,7 +131,7 @@ static void softmax_block(const Softmax *job, int64_t first, Rows *rows) {
         if (!is_64(of)) gaps_64(of, rows, 0);
         leave_out_top(rows, 1);
     }
-    if (job->gradient.data) EACH(l) lanes(rows->m)[l] = job->m[first + (rows->at.folded ? 0 : least(l, rows->at.used - 1))];
+    if (job->gradient.data) EACH(l) lanes(rows->m)[l] = job->m[row_of(&rows->at, first, l)];
     for (int attempt = 0; attempt < 3; attempt++) { /* once, unless rounding misled it */
         of->s < 0 ? softmax_below_1(job, rows) : of->s > 0 ? softmax_above_1(job, rows) : softmax_at_1(job, rows);
         if (job->gradient.data || rows->in_float64) break;

@@ -9,14 +9,14 @@ typedef struct {
     View target, gradient;      /* probabilities, or nothing; the gradient may be nothing */
     const int64_t *labels;      /* class indices, or null */
     const double *weight;       /* one per class, or null */
-    const void *g;              /* what the gradient of each row is multiplied by, in the dtype of the losses; or null */
+    const void *g;              /* what multiplies the gradient of each row, in the dtype of the losses; or null */
     int64_t g_stride;
     double smoothing, scale;    /* scale: 1 over what a mean divides by */
     double outer, tolerance;    /* outer multiplies loss and gradient; how far the sum of probabilities may be from 1 */
     int64_t ignore_index, soft; /* soft: smoothed, or probabilities */
     void *losses;               /* per row, in float64 as the logits, or else in float32; or null */
     double *sums;               /* per grain */
-    /* Per class, as blocks: the target without its label or probabilities, its log, its power 1 - t1; and the weight. */
+    /* Per class, as blocks: the target without label or probabilities, its log, its power 1 - t1; and the weight. */
     vd *z, *log_z, *z_power, *w;
     vf *z_32, *log_z_32, *w_32;
     double z_sum;
@@ -48,11 +48,12 @@ INLINE double z_of(const Loss *job, int64_t class) {
 
 /* What all rows share of a soft target. */
 
+enum { SIZE_OF_SHARED = 11 }; /* in vf per vector of a block */
 static void share_target(Loss *job, vf *memory) {
     int64_t length = block_length(&job->of), size = 2 * length, times = is_folded(&job->of) ? 1 : LANES;
     job->z = (vd *)memory, job->log_z = job->z + size, job->z_power = job->log_z + size, job->w = job->z_power + size;
     job->z_32 = memory + 8 * length, job->log_z_32 = job->z_32 + length, job->w_32 = job->log_z_32 + length;
-    memset(memory, 0, 11 * length * sizeof(vf));
+    memset(memory, 0, SIZE_OF_SHARED * length * sizeof(vf));
     job->float32_enough = job->of.s >= 0 && job->of.t1 <= 1.5 && !is_64(&job->of);
     for (int64_t i = 0; i < job->of.k; i++) {
         double z = z_of(job, i), w = job->weight ? job->weight[i] : 1;
@@ -79,7 +80,7 @@ static void share_target(Loss *job, vf *memory) {
 /* Class indices: W, and the part of the target that is the label's alone. */
 static void take_labels(const Loss *job, Block *b, int64_t first) {
     EACH(l) {
-        int64_t row = first + (b->rows.at.folded ? 0 : least(l, b->rows.at.used - 1)), y = job->labels[row];
+        int64_t y = job->labels[row_of(&b->rows.at, first, l)];
         int ignored = y == job->ignore_index;
         double w = ignored ? 0 : job->weight ? job->weight[y] : 1, z_label = (1 - job->smoothing) * w;
         double W = ignored ? 0 : z_label + job->z_sum;

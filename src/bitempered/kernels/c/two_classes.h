@@ -8,9 +8,9 @@ typedef struct { /* of the smaller probability: log r, r, r^s, s u e^(-s m); ins
     MASK inside;
 } NAMED(Two);
 
-/* For t2 >= 1 by Newton's method for l = -log r, which solves l = psi_s(u e^(-s m)) with m = log(1 + e^(-l)). The slope is
-   between 1/2 and 1. From m = log 2 on, STEPS of them reach rounding error for every gap and every t up to 100, and one
-   fewer for t <= 1.25. Below 1 by Newton's method for m, as core does. */
+/* For t2 >= 1 by Newton's method for l = -log r, which solves l = psi_s(u e^(-s m)) with m = log(1 + e^(-l)). The slope
+   is between 1/2 and 1. From m = log 2 on, STEPS of them reach rounding error for every gap and every t up to 100, and
+   one fewer for t <= 1.25. Below 1 by Newton's method for m, as core does. */
 INLINE void NAMED(solve_two)(const V *u, NAMED(Two) *at, double t, const int KIND) {
     REAL s = (REAL)(t - 1), over_s = KIND ? 1 / s : 1;
     V gap[GROUP], l[GROUP];
@@ -75,7 +75,8 @@ INLINE NAMED(Result) NAMED(binary)(V a, V y, V w, NAMED(Two) at, double t1, doub
     V q_top = PICK(positive, q_positive, q_negative), q = PICK(positive, q_negative, q_positive);
     V log_top = -m, log_p = at.log_r - m, smaller = KEEP(at.inside, EXP(log_p));
     REAL tau = (REAL)(1 - t1), gap = (REAL)(t2 - t1);
-    V T_top = gap == 0 ? ALL(1) : EXP(gap * log_top), T = gap == 0 ? KEEP(edge, ALL(1)) : KEEP(at.inside, EXP(gap * log_p));
+    V T_top = gap == 0 ? ALL(1) : EXP(gap * log_top);
+    V T = gap == 0 ? KEEP(edge, ALL(1)) : KEEP(at.inside, EXP(gap * log_p));
     V e = at.r * at.over_w;
     if (t2 == 0) e = PICK(at.x == -1, ALL(1), e);
     V b_top = EXP(tau * log_top), b = KEEP(at.inside, tau == 0 ? ALL(1) : EXP(tau * log_p));
