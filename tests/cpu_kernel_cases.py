@@ -25,17 +25,19 @@ def make(rows, classes, std=1.0, seed=0):
     return logits, target
 
 
-def run(logits, target, t1, t2, g=None, **options):
-    """Loss and gradient of sum(g loss), by the kernel for float32 and by core for float64."""
+def run(logits, target, t1, t2, g=None, *, kernel="cpu", **options):
+    """Loss and gradient of sum(g loss)."""
     leaf = logits.detach().clone().requires_grad_() if logits.is_contiguous() else logits.detach().requires_grad_()
-    with kernels.use("cpu" if logits.dtype == torch.float32 else "core"):
+    with kernels.use(kernel):
         loss = bi_tempered_logistic_loss(leaf, target, t1, t2, **options)
     g = torch.ones_like(loss) if g is None else g.to(loss.dtype)
     return loss.detach(), torch.autograd.grad(loss, leaf, g)[0]
 
 
 def exact(logits, target, t1, t2, g=None, *, weight=None, **options):
-    return run(logits.double(), target, t1, t2, g, weight=None if weight is None else weight.double(), **options)
+    """The same by core in float64."""
+    weight = None if weight is None else weight.double()
+    return run(logits.double(), target, t1, t2, g, kernel="core", weight=weight, **options)
 
 
 def assert_agree(got, want, *, cancelled=0.0):

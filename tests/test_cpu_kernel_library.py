@@ -15,7 +15,7 @@ import torch
 from cpu_kernel_cases import FEW_PAIRS, assert_agree, exact, make, run
 
 from bitempered import kernels
-from bitempered.kernels import cpu
+from bitempered.kernels import cpu, library
 from bitempered.torch import bi_tempered_logistic_loss
 
 
@@ -62,7 +62,7 @@ def test_without_a_library_core_serves_and_the_log_says_why(monkeypatch, cache, 
 
 def test_a_compiler_that_hangs_is_ended_with_all_it_started(monkeypatch, cache, tmp_path):
     monkeypatch.setenv("CC", script(tmp_path / "cc", f"sleep 600 & echo $! > {tmp_path}/pid; wait"))
-    monkeypatch.setattr(cpu, "_TIME_LIMIT", 1)
+    monkeypatch.setattr(library, "_TIME_LIMIT", 1)
     start = time.monotonic()
     assert "did not finish in 1 s" in str(cpu.library())
     assert time.monotonic() - start < 60
@@ -158,7 +158,7 @@ for name in names:
             assert path.lstat().st_mode & 0o777 == 0o600
 """
     whole, other, log = tmp_path / "whole", tmp_path / "other", tmp_path / "log"
-    subprocess.run([*cpu.compiler(), *cpu._FLAGS, "-O0", str(cpu._SOURCES[0]), "-o", str(whole)], check=True)
+    subprocess.run([*cpu.compiler(), *library._FLAGS, "-O0", str(library._SOURCES[0]), "-o", str(whole)], check=True)
     subprocess.run([*cpu.compiler(), "-shared", "-xc", "/dev/null", "-o", str(other)], check=True)
     copy = script(tmp_path / "cc", f'printf . >> {log}\nfor last; do :; done\ncp {whole} "$last"')
     arguments = [str(whole), str(other), str(tmp_path), str(log)]
@@ -225,7 +225,7 @@ with kernels.use("cpu"):
 
 
 def test_without_vector_instructions(monkeypatch, cache):
-    monkeypatch.setattr(cpu, "_VECTORS", {})
+    monkeypatch.setattr(library, "_VECTORS", {})
     for classes, std in ((10, 10.0), (1000, 3.0)):
         logits, target = make(13, classes, std)
         for t1, t2 in FEW_PAIRS:

@@ -180,3 +180,54 @@ def test_reductions_with_weights_of_every_size(smoothing, classes, low, high):
             assert_exact(loss, mp.fsum(losses) / divisor, mp.fsum(W) / divisor)
         for i in range(7):
             assert_gradient_is_exact(gradient[i], [g / divisor for g in gradients[i]], kinds[i], W[i] / divisor)
+
+
+@pytest.mark.parametrize("classes", [3, 600])
+@pytest.mark.parametrize("kind", ["label", "smoothed", "probabilities"])
+def test_float64_has_the_digits_of_float64(classes, kind):
+    """1e-13 of the loss and of W: a few roundings of a sum over the classes, and of logarithms of small numbers."""
+    rng = np.random.default_rng(classes)
+    for _ in range(12):
+        t2 = draw_temperature(rng)
+        t1 = min(draw_temperature(rng), t2, 1.7)
+        logits, label, _ = draw_row(rng, classes)
+        logits = logits.double() * (1 + 1e-10)
+        smoothing = 0.1 if kind == "smoothed" else 0.0
+        _, want, want_gradient, kinds = want_exactly(logits, label, None, smoothing, t1, t2)
+        target = torch.tensor([label])
+        if kind == "probabilities":
+            target = torch.nn.functional.one_hot(target, classes).double()
+        loss, gradient = run(logits[None], target, t1, t2, label_smoothing=smoothing, reduction="none")
+        if want == mp.inf:
+            assert loss.item() == mp.inf
+            continue
+        assert abs(loss.item() - want) <= 1e-13 * max(1, want)
+        for i, exact in enumerate(want_gradient):
+            for value in gradient[0][kinds == i].unique().tolist():
+                assert abs(value - exact) <= 1e-13 * max(1, abs(exact))
+
+
+@pytest.mark.parametrize("classes", [3, 8, 600])
+def test_probabilities_of_every_size(classes):
+    """Shares down to nothing and weights of every size."""
+    rng = np.random.default_rng(classes)
+    for _ in range(20):
+        t2 = draw_temperature(rng)
+        t1 = min(draw_temperature(rng), t2, 2 - 1e-6)
+        logits, _, weight = draw_row(rng, classes)
+        size = rng.choice([0.0, 1.0, 10.0, 60.0])
+        kinds = np.unique(logits.numpy(), return_inverse=True)[1].reshape(-1)
+        shares = np.exp(size * rng.normal(size=kinds.max() + 1))[kinds]
+        shares[rng.random(classes) < 0.2] = 0
+        shares[0] = 1.0
+        y = torch.tensor(shares / shares.sum(), dtype=torch.float32)
+        w = torch.ones(classes) if weight is None else weight
+        table = torch.stack((logits, w, y), 1).double().numpy()
+        kind, kinds, counts = np.unique(table, axis=0, return_inverse=True, return_counts=True)
+        a, of_w, of_y = kind.T.tolist()
+        want, want_gradient = oracle.loss_and_gradient(a, of_y, t1, t2, of_w, counts.tolist())
+        W = mp.fsum(n * mp.mpf(x) * mp.mpf(z) for n, x, z in zip(counts.tolist(), of_w, of_y, strict=True))
+        loss, gradient = run(logits[None], y[None], t1, t2, weight=weight, reduction="none")
+        assert_exact(loss, want, W)
+        if want < mp.inf:
+            assert_gradient_is_exact(gradient[0], want_gradient, torch.tensor(kinds.reshape(-1)), W)

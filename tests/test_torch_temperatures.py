@@ -241,15 +241,26 @@ def test_bad_temperatures_of_softmax_and_modules():
             module(1.5, 1.2)
 
 
-def test_a_forced_kernel_refuses_tensors():
+def test_a_forced_kernel_refuses_tensors_that_are_not_one_number():
     logits, target = make(torch.float32)
-    for t1, t2 in ((torch.tensor(0.8), 1.2), (0.8, torch.tensor(1.2))):
+    rows = torch.linspace(0.7, 0.8, len(logits))
+    for t1, t2 in ((rows, 1.2), (0.8, 1 + rows), (torch.tensor(0.8, requires_grad=True), 1.2)):
         with kernels.use("cpu"), pytest.raises(RuntimeError, match="takes temperatures that are numbers, got a tensor"):
             bi_tempered_logistic_loss(logits, target, t1, t2)
         with kernels.use("core"):
             assert bi_tempered_logistic_loss(logits, target, t1, t2).isfinite()
     with kernels.use("triton"), pytest.raises(RuntimeError, match="takes temperatures that are numbers"):
-        tempered_softmax(logits, torch.tensor(1.2))
+        tempered_softmax(logits, 1 + rows)
+
+
+def test_a_tensor_that_is_one_number_is_that_number_to_the_kernels():
+    logits, target = make(torch.float32)
+    t1, t2 = torch.tensor(0.75), torch.tensor([1.25])
+    for one, other in (
+        (bi_tempered_logistic_loss(logits, target, t1, t2), bi_tempered_logistic_loss(logits, target, 0.75, 1.25)),
+        (tempered_softmax(logits, t2), tempered_softmax(logits, 1.25)),
+    ):
+        assert torch.equal(one, other)
 
 
 class Count:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bitempered import kernels
-from bitempered.kernels import cpu, hooks
+from bitempered.kernels import cpu, hooks, library
 from bitempered.torch import bi_tempered_logistic_loss, checks
 
 LOGITS = torch.tensor([[0.3, -0.2, 0.1], [2.0, 1.0, -3.0]])
@@ -114,13 +114,13 @@ def test_without_openmp_of_torch_one_thread_computes(monkeypatch):
     if shutil.which(cpu.compiler()[0]) is None:  # a compiler that fails is no reason
         pytest.skip("there is no C compiler here")
     want = loss_and_gradient()
-    cpu._parallel.cache_clear()
+    library.parallel.cache_clear()
     monkeypatch.setattr(cpu.torch, "__file__", "/nowhere/torch/__init__.py")
-    assert cpu._parallel() is None
+    assert library.parallel() is None
     with kernels.use("cpu"):
         for found, wanted in zip(loss_and_gradient(), want, strict=True):
             assert torch.equal(found, wanted)
-    cpu._parallel.cache_clear()
+    library.parallel.cache_clear()
 
 
 def test_nothing_private_is_asked_of_torch_elsewhere():

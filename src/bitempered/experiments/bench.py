@@ -10,6 +10,7 @@ import functools
 import gc
 import importlib
 import importlib.metadata
+import math
 import multiprocessing
 import os
 import random
@@ -33,7 +34,12 @@ from bitempered.experiments.files import Row, write_rows
 from bitempered.experiments.report import write
 from bitempered.experiments.runs import provenance, today
 from bitempered.kernels import cpu
-from bitempered.torch import bi_tempered_logistic_loss, linear_bi_tempered_logistic_loss, tempered_softmax
+from bitempered.torch import (
+    bi_tempered_binary_logistic_loss,
+    bi_tempered_logistic_loss,
+    linear_bi_tempered_logistic_loss,
+    tempered_softmax,
+)
 
 __all__ = ["Case", "Suite", "run"]
 
@@ -41,9 +47,17 @@ Pair = tuple[float, float]
 PAIRS: tuple[Pair, ...] = ((0.8, 1.2), (0.5, 4.0))  # the paper's for CIFAR-100 and for MNIST
 
 OURS, BASE, LIGER = "bitempered", "cross_entropy", "Liger cross_entropy"
+BINARY_BASE = "binary_cross_entropy_with_logits"
 LINEAR_BASE, LINEAR_LIGER = "linear, cross_entropy", "Liger fused linear cross_entropy"
 # The contenders whose times divide the others'.
-REFERENCES = {"loss": (BASE, LIGER), "linear": (LINEAR_BASE, LINEAR_LIGER), "softmax": ("entmax15",)}
+REFERENCES = {
+    "loss": (BASE, LIGER, f"{BASE}, torch.compile"),
+    "segmentation": (BASE,),
+    "probabilities": (BASE,),
+    "binary": (BINARY_BASE,),
+    "linear": (LINEAR_BASE, LINEAR_LIGER),
+    "softmax": ("entmax15",),
+}
 GRAPH = bench_report.GRAPH
 WARM_UP = 2e-3  # seconds of untimed calls before a timed one, on a GPU
 MIN_RUNS = 5  # of a contender so slow that more would take most of the time
@@ -51,7 +65,10 @@ PORT_LIMIT = {"cpu": 2**23, "cuda": 2**28}  # the most logits for the port, whic
 
 
 class Case(NamedTuple):
-    """Random logits (rows, classes), of a linear layer if it has features; `sweep` names the curve of a point."""
+    """Random logits (rows, classes), of a linear layer if it has features; `sweep` names the curve of a point.
+
+    Of kind "segmentation" they are two square images (2, classes, side, side).
+    """
 
     rows: int
     classes: int
@@ -110,9 +127,19 @@ def port(logits: Tensor, target: Tensor, t1: float, t2: float) -> Tensor:
     return losses.sum(1).mean()
 
 
-def core(*arguments: Any) -> Tensor:
-    with kernels.use("core"):
-        return bi_tempered_logistic_loss(*arguments)
+def core(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def forced(*arguments: Any) -> Tensor:
+        with kernels.use("core"):
+            return function(*arguments)
+
+    return forced
+
+
+def losses(kind: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Return our loss of this kind, and torch's."""
+    if kind == "binary":
+        return bi_tempered_binary_logistic_loss, F.binary_cross_entropy_with_logits
+    return bi_tempered_logistic_loss, F.cross_entropy
 
 
 def at(function: Callable[..., Tensor], pair: Pair) -> Callable[..., Tensor]:
@@ -138,7 +165,12 @@ def contenders(case: Case, device: str, compiled: bool) -> list[Contender]:
         if cuda and (fused := found(liger, "liger_fused_linear_cross_entropy")):
             made.append(Contender(LINEAR_LIGER, fused))
         return made + [Contender(OURS, at(linear_bi_tempered_logistic_loss, pair), pair) for pair in PAIRS]
-    made = [Contender(BASE, F.cross_entropy)]
+    our_loss, torch_loss = losses(case.kind)
+    made = [Contender(REFERENCES[case.kind][0], torch_loss)]
+    if case.kind != "loss":
+        for pair in PAIRS:
+            made += [Contender(OURS, at(our_loss, pair), pair), Contender("core", at(core(our_loss), pair), pair)]
+        return made
     if compiled := compiled and not case.sweep:
         made.append(Contender(f"{BASE}, torch.compile", torch.compile(F.cross_entropy, dynamic=False)))
     if cuda and (fused := found(liger, "liger_cross_entropy")):
@@ -147,9 +179,11 @@ def contenders(case: Case, device: str, compiled: bool) -> list[Contender]:
         ours = at(bi_tempered_logistic_loss, pair)
         made.append(Contender(OURS, ours, pair))
         if not cuda and not case.sweep:
-            made.append(Contender("core", at(core, pair), pair))
-            if compiled:  # on a CPU the loss inside torch.compile is core
-                made.append(Contender("core, torch.compile", torch.compile(ours, dynamic=False), pair))
+            made.append(Contender("core", at(core(bi_tempered_logistic_loss), pair), pair))
+            if compiled:
+                made.append(Contender(f"{OURS}, torch.compile", torch.compile(ours, dynamic=False), pair))
+        if not cuda and case.dtype != "float32":  # the port is of float32
+            continue
         if case.rows * case.classes <= PORT_LIMIT[device] and not (case.sweep and pair != PAIRS[0]):
             made.append(Contender("port, 5 iterations", at(port, pair), pair))
     return made
@@ -157,7 +191,7 @@ def contenders(case: Case, device: str, compiled: bool) -> list[Contender]:
 
 class Inputs(NamedTuple):
     leaves: tuple[Tensor, ...]  # the gradient's variables: logits, or hidden layer and weight
-    target: tuple[Tensor, ...]  # class indices; empty for a softmax
+    target: tuple[Tensor, ...]  # class indices or probabilities; empty for a softmax
     cotangent: Tensor | None  # only for a softmax
 
 
@@ -166,10 +200,18 @@ def make(case: Case, device: str) -> Inputs:
     n, k, h = case.rows, case.classes, case.features
     normal = functools.partial(torch.randn, device=device, dtype=getattr(torch, case.dtype), generator=generator)
     made = [normal(n, h), normal(k, h) * h**-0.5] if h else [normal(n, k)]
+    if case.kind == "segmentation":
+        side = math.isqrt(n // 2)
+        made = [normal(2, k, side, side)]
     leaves = tuple(x.requires_grad_() for x in made)
     if case.kind == "softmax":
         return Inputs(leaves, (), normal(n, k))
-    return Inputs(leaves, (torch.randint(k, (n,), device=device, generator=generator),), None)
+    if case.kind == "probabilities":
+        return Inputs(leaves, (torch.softmax(normal(n, k), 1),), None)
+    if case.kind == "binary":
+        return Inputs(leaves, (torch.randint(2, (n, k), device=device, generator=generator).to(leaves[0]),), None)
+    shape = (n,) if case.kind != "segmentation" else (2, *leaves[0].shape[2:])
+    return Inputs(leaves, (torch.randint(k, shape, device=device, generator=generator),), None)
 
 
 class Call:
@@ -264,15 +306,18 @@ def exact(case: Case, pair: Pair | None, inputs: Inputs) -> tuple[Tensor, Tensor
     """Return value and gradient in float64, by core, or by torch for cross-entropy; a chunk of rows at a time."""
     values, gradients = [], []
     first, *others = (x.detach().double() for x in inputs.leaves)
-    for rows in torch.arange(case.rows, device=first.device).split(max(1, 2**25 // case.classes)):
+    count = inputs.target[0].numel() if case.kind == "binary" else case.rows
+    per_row = max(first[:1].numel(), case.classes)
+    for rows in torch.arange(len(first), device=first.device).split(max(1, 2**25 // per_row)):
         leaf, cotangent = first[rows].requires_grad_(), None
         with kernels.use("core"):
             if inputs.cotangent is not None:
                 value, cotangent = tempered_softmax(leaf, 0.5), inputs.cotangent[rows].double()
             else:
-                loss: Callable[..., Tensor] = bi_tempered_logistic_loss if pair else F.cross_entropy
-                logits = F.linear(leaf, *others) if others else leaf
-                value = loss(logits, inputs.target[0][rows], *(pair or ()), reduction="sum") / case.rows
+                loss = losses(case.kind)[0 if pair else 1]
+                logits, target = F.linear(leaf, *others) if others else leaf, inputs.target[0][rows]
+                target = target.double() if target.is_floating_point() else target
+                value = loss(logits, target, *(pair or ()), reduction="sum") / count
         gradients.append(torch.autograd.grad(value, leaf, cotangent)[0])
         values.append(value.detach())
     value = torch.stack(values).sum() if inputs.cotangent is None else torch.cat(values)

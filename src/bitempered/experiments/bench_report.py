@@ -26,9 +26,13 @@ MADE_WITH = (
 )
 KINDS = {
     "loss": "Loss",
+    "segmentation": "Loss of two square images",
+    "probabilities": "Loss of class probabilities",
+    "binary": "Binary loss",
     "linear": "Linear layer and loss",
     "softmax": "Tempered softmax at t = 1/2, which is entmax with alpha = 3/2",
 }
+OF_KIND = {"segmentation": ", in images", "probabilities": ", class probabilities", "binary": ", binary"}
 LEGEND = """\
 Random logits of standard deviation 1, class indices, mean over the rows. (t1, t2) are the temperatures of the
 bi-tempered loss; contenders without a pair compute cross-entropy. The port is what copies of the published code do:
@@ -102,10 +106,14 @@ def glance(rows: list[Row]) -> list[str]:
             )
             alone = labelled.get(row["label"] + GRAPH, {})
             shares = [f"{one['copy_share']:.0%}" if "copy_share" in one else "" for one in (row, alone)]
-            layer = f", fused with a linear layer of {row['features']:,}" if row["features"] else ""
+            kind = (
+                f", fused with a linear layer of {row['features']:,}"
+                if row["features"]
+                else OF_KIND.get(row["kind"], "")
+            )
             memory = row.get("peak_over_logits")
             lines.append([
-                f"{row['rows']:,} × {row['classes']:,}, {row['dtype']}{layer}", f"({row['t1']}, {row['t2']})",
+                f"{row['rows']:,} × {row['classes']:,}, {row['dtype']}{kind}", f"({row['t1']}, {row['t2']})",
                 number(row["median_us"]), torch, liger, shares[0],
                 number(alone["median_us"]) if alone else "", shares[1],
                 "" if memory is None else f"{memory:.2f}", f"{row['gradient_error']:.1e}",

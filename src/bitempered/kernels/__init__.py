@@ -2,8 +2,8 @@
 
 - "core" computes everything.
 - "triton" computes losses over classes and the tempered softmax on a GPU, in half precision and float32.
-- "cpu" computes losses of class indices, logits (N, C) in float32, on a CPU with a C compiler. BITEMPERED_CPU_KERNEL=0
-  in the environment turns it off.
+- "cpu" computes losses over classes, binary losses, the tempered softmax and sigmoid on a CPU with a C compiler.
+  BITEMPERED_CPU_KERNEL=0 in the environment turns it off.
 
 The kernels compute first derivatives; core computes second derivatives, jvp and vmap.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bitempered.kernels import cpu, hooks
 
-__all__ = ["choose", "require_core", "use"]
+__all__ = ["choose", "choose_binary", "require_core", "use"]
 
 NAMES = ("core", "triton", "cpu")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -31,7 +31,7 @@ _forced: ContextVar[str | None] = ContextVar("bitempered_kernel", default=None)
 def use(name: str) -> Iterator[None]:
     """Force an implementation inside a `with` block. What it cannot compute raises RuntimeError.
 
-    torch.compile ignores this: a compiled loss on a GPU uses the Triton kernel, and any other uses core.
+    torch.compile ignores this: a compiled loss uses the kernel of its device, if there is one, and core otherwise.
 
     >>> with use("core"):
     ...     pass
@@ -52,10 +52,13 @@ def choose(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ..
             require_core(_what(target), "it takes temperatures that are numbers, got a tensor")
             return "core"
     if torch.compiler.is_compiling():
-        # The compiler can fuse core. A loss on the GPU uses the kernel, as an opaque operator, but not in torch.export:
-        # exported programs run without this package. Unless strict, export traces without Dynamo.
-        operator = logits.is_cuda and target is not None and torch.compiler.is_dynamo_compiling()
-        return "triton" if operator and _triton_cannot(logits, target) is None else "core"
+        # The compiler can fuse core. A loss uses its kernel, as an opaque operator, but not in torch.export: exported
+        # programs run without this package. Unless strict, export traces without Dynamo.
+        if target is None or not torch.compiler.is_dynamo_compiling():
+            return "core"
+        if logits.is_cuda:
+            return "triton" if _triton_cannot(logits, target) is None else "core"
+        return _compiled_on_cpu(logits, target)
     forced = _forced.get()
     name = forced or ("triton" if logits.is_cuda else "cpu" if logits.is_cpu else "core")
     if name == "core":
@@ -64,6 +67,24 @@ def choose(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ..
     if refusal and forced:
         raise _cannot(name, _what(target), refusal)
     return "core" if refusal else name
+
+
+def choose_binary(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ...] = ()) -> str:
+    """Return the name of the implementation for a binary loss or, without a target, for a tempered sigmoid."""
+    what = "sigmoid" if target is None else "binary loss"
+    if any(isinstance(t, Tensor) for t in temperatures):
+        require_core(what, "it takes temperatures that are numbers, got a tensor")
+        return "core"
+    if torch.compiler.is_compiling():
+        operator = target is not None and torch.compiler.is_dynamo_compiling()
+        return _compiled_on_cpu(logits, target, binary=True) if operator else "core"
+    forced = _forced.get()
+    if forced == "core" or (forced is None and not logits.is_cpu):
+        return "core"
+    refusal = "it computes no binary loss" if forced == "triton" else _cpu_refuses(logits, target, binary=True)
+    if refusal and forced:
+        raise _cannot(forced, what, refusal)
+    return "core" if refusal else "cpu"
 
 
 def require_core(what: str, reason: str) -> None:
@@ -105,18 +126,36 @@ def _not_plain(logits: Tensor, target: Tensor | None) -> str | None:
     return hooks.why_not_plain(logits, target)
 
 
-def _cpu_refuses(logits: Tensor, target: Tensor | None) -> str | None:
-    """Why the CPU kernel cannot compute this loss, or None."""
+def _compiled_on_cpu(logits: Tensor, target: Tensor | None, *, binary: bool = False) -> str:
+    """The implementation inside torch.compile, which traces this."""
+    exports = getattr(torch.compiler, "is_exporting", None)
+    if logits.device.type != "cpu" or hooks.transformed() or (exports is not None and exports()):
+        return "core"
+    return "cpu" if _cpu_cannot(logits, target, binary) is None and _cpu_is_available() else "core"
+
+
+@hooks.constant_when_compiled
+def _cpu_is_available() -> bool:
+    return not isinstance(cpu.library(), cpu.Unavailable)
+
+
+def _cpu_refuses(logits: Tensor, target: Tensor | None, *, binary: bool = False) -> str | None:
+    """Why the CPU kernel cannot compute this loss, softmax or sigmoid, or None."""
     if not logits.is_cpu:
         return f"it needs logits on the CPU, got {logits.device}"
-    if target is None or target.is_floating_point():
-        return "it takes class indices"
-    if logits.dtype != torch.float32:
-        return f"it computes in float32, got {logits.dtype} logits"
-    if logits.dim() != 2 or logits.shape[1] >= 2**31:
-        return f"it takes logits (N, C), got shape {tuple(logits.shape)}"
-    refusal = _not_plain(logits, target)
+    refusal = _cpu_cannot(logits, target, binary) or _not_plain(logits, target)
     if refusal:
         return refusal
     library = cpu.library()
     return str(library) if isinstance(library, cpu.Unavailable) else None
+
+
+def _cpu_cannot(logits: Tensor, target: Tensor | None, binary: bool) -> str | None:
+    if target is not None and target.requires_grad:
+        return "it takes targets that need no gradient"
+    for x in (logits, target):
+        if x is not None and x.is_floating_point() and x.dtype not in cpu.DTYPES:
+            return f"it takes float16, bfloat16, float32 and float64, got {x.dtype}"
+    if logits.dim() > cpu.DIMENSIONS if binary else max(logits.shape) >= 2**31:
+        return f"it takes {cpu.DIMENSIONS} dimensions and 2^31 - 1 classes at most, got shape {tuple(logits.shape)}"
+    return None

@@ -1,211 +1,116 @@
-"""The loss of class indices in float32 on a CPU: cpu.c, compiled into a library at first use.
-
-Smoothed targets are computed in float64, which takes longer.
-
-Why C: a version in Numba was slower, above all for few classes, at every start and in every call. Numba would also
-bring a second thread pool, and the flag that lets LLVM vectorise sums also lets it remove the rounding step of exp2.
-torch.compile (`bitempered bench`) recompiles for new shapes and options, and cannot stop when a row has converged. The
-wheel stays pure Python. Without a compiler, core computes the loss, and the logger "bitempered" warns why.
-BITEMPERED_CPU_KERNEL=0 in the environment turns the kernel off.
-"""
+"""Losses and softmaxes on a CPU, by the C kernels of `library`: any float dtype, layout and kind of target."""
 
 import ctypes
-import functools
-import hashlib
-import logging
-import os
-import platform
-import shlex
-import signal
-import stat
-import subprocess
-import tempfile
-from contextlib import suppress
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bitempered.checks import sum_tolerance
+from bitempered.kernels.layout import as_blocks, empty_gradient, merge_dimensions
+from bitempered.kernels.library import Unavailable, compiler, library, parallel
 from bitempered.kernels.options import LossOptions
-from bitempered.kernels.targets import bad_index
+from bitempered.kernels.targets import bad_index, bad_probabilities
 
-_SOURCES = [Path(__file__).with_name(name) for name in ("cpu.c", "vectors.h")]
-_FLAGS = [
-    *("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"),
-    *("-fwrapv", "-fno-strict-aliasing"),  # integers are bits of floats, blocks are both vectors and numbers
+__all__ = [
+    "DTYPES",
+    "Unavailable",
+    "binary_loss",
+    "compiler",
+    "gradient",
+    "library",
+    "loss",
+    "loss_and_gradient",
+    "loss_into",
+    "scale_",
+    "sigmoid",
+    "softmax",
+    "softmax_backward",
 ]
-# By the instruction set that torch found: a home folder may be shared with a machine that has less.
-_VECTORS = {"AVX2": ["-mavx2", "-mfma"], "AVX512": ["-mavx2", "-mfma"]}
-_TIME_LIMIT = 120  # seconds; a compiler needs 2 to 10
 
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+_RESULTS = {"probabilities": 0, "logarithms": 1, "partition": 2}
 _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
-_BAD_INDEX, _OUT_OF_MEMORY = 1, 2  # what bitempered_loss returns where it has no loss
+_BAD_TARGET, _OUT_OF_MEMORY = 1, 2  # what a function returns where it has no result
 
 
-class Unavailable(Exception):
-    """The reason why the library cannot be built here."""
+class _View(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("dtype", "outer", "classes", "inner")),
+    )
 
 
-def compiler() -> list[str]:
-    return shlex.split(os.environ.get("CC", "")) or ["cc"]
+DIMENSIONS = 8  # of a binary loss, after those that lie in memory as one are merged
 
 
-@functools.cache
-def library() -> ctypes.CDLL | Unavailable:
-    """Load cpu.c as a library, built once per source, compiler and processor, and kept in the user's cache folder."""
-    switch = os.environ.get("BITEMPERED_CPU_KERNEL") or "1"
-    if switch != "1":
-        return Unavailable(f"BITEMPERED_CPU_KERNEL={switch} turns it off")
-    try:
-        return _find_or_make()
-    except (Unavailable, OSError) as error:  # OSError: a folder that is read-only, full or must not execute
-        logging.getLogger("bitempered").warning(
-            "the C kernel is not available and plain PyTorch, which is slower, computes the loss: %s"
-            " (BITEMPERED_CPU_KERNEL=0 chooses this without a warning)",
-            error,
-        )
-        return error if isinstance(error, Unavailable) else Unavailable(str(error))
+class _Operand(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("dtype", ctypes.c_int64), ("strides", ctypes.c_int64 * DIMENSIONS))
 
 
-def _find_or_make() -> ctypes.CDLL:
-    try:
-        command = [*compiler(), *_FLAGS, *_VECTORS.get(torch.backends.cpu.get_cpu_capability(), []), str(_SOURCES[0])]
-    except ValueError as error:
-        raise Unavailable(f"CC must be a command line, got {os.environ['CC']!r}: {error}") from None
-    source = b"".join(path.read_bytes() for path in _SOURCES)
-    key = hashlib.sha256(source + os.fsencode(f"{platform.machine()} {shlex.join(command)}")).hexdigest()[:16]
-    folder = _private_folder()
-    for path in sorted(folder.glob(f"cpu-{key}-*.so")):
-        try:
-            if _is_private(path) and path.name == _name(key, path):
-                return _load(path)
-        except (OSError, AttributeError):  # gone, or made on another machine that shares the folder
-            continue
-    logging.getLogger("bitempered").info("compiling the C kernel, once, into %s: %s", folder, shlex.join(command))
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        path = Path(made) / "cpu.so"
-        _compile([*command, "-o", str(path)], Path(made) / "output")
-        try:
-            loaded = _load(path)
-        except AttributeError as error:
-            raise Unavailable(f"{shlex.join(command)} did not make a library with the loss in it: {error}") from None
-        path.chmod(0o600)
-        os.replace(path, folder / _name(key, path))  # atomically: another process may be doing the same
-    return loaded
+class _BinaryCall(ctypes.Structure):
+    _fields_ = (
+        *((name, _Operand) for name in ("logits", "target", "pos_weight", "weight", "g", "out", "gradient")),
+        *((name, ctypes.c_int64) for name in ("n", "dimensions")),
+        ("sizes", ctypes.c_int64 * DIMENSIONS),
+        ("reduction", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("t1", "t2", "stretch", "outer")),
+        *((name, ctypes.c_void_p) for name in ("reduced", "parallel")),
+        ("threads", ctypes.c_int64),
+    )
 
 
-def _name(key: str, path: Path) -> str:
-    """Return the file name that the library at `path` must have, which includes the hash of its content."""
-    return f"cpu-{key}-{hashlib.sha256(path.read_bytes()).hexdigest()}.so"
+class _SoftmaxCall(ctypes.Structure):
+    _fields_ = (
+        *((name, _View) for name in ("logits", "out", "g", "gradient")),
+        *((name, ctypes.c_void_p) for name in ("m", "partition")),
+        *((name, ctypes.c_int64) for name in ("n", "inner", "classes", "what")),
+        *((name, ctypes.c_double) for name in ("t", "stretch")),
+        ("parallel", ctypes.c_void_p),
+        ("threads", ctypes.c_int64),
+    )
 
 
-def _is_private(path: Path) -> bool:
-    """Whether this is a file that belongs to this user and that others cannot write to."""
-    found = path.lstat()
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+class _LossCall(ctypes.Structure):
+    _fields_ = (
+        *((name, _View) for name in ("logits", "target", "gradient")),
+        *((name, ctypes.c_void_p) for name in ("labels", "weight", "g")),
+        *((name, ctypes.c_int64) for name in ("g_stride", "n", "inner", "classes", "ignore_index", "reduction")),
+        *((name, ctypes.c_double) for name in ("t1", "t2", "label_smoothing", "tolerance", "stretch", "outer")),
+        *((name, ctypes.c_void_p) for name in ("losses", "reduced", "parallel")),
+        ("threads", ctypes.c_int64),
+    )
 
 
-def _private_folder() -> Path:
-    """Return the cache folder. Only this user may own it and write to it, since we load and run its contents."""
-    if not hasattr(os, "getuid"):
-        raise Unavailable("it needs a POSIX system")
-    import pwd
-
-    homes = [Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.environ.get("HOME", "")) / ".cache"]
-    with suppress(KeyError):  # a user without an entry, as in containers
-        homes.append(Path(pwd.getpwuid(os.getuid()).pw_dir) / ".cache")
-    # A relative path would depend on where the program is started, and might name someone else's folder.
-    cache = next((home for home in homes if home.is_absolute()), None)
-    if cache is None:
-        raise Unavailable("there is no home folder to keep it in: set XDG_CACHE_HOME to an absolute path")
-    folder = cache / "bitempered"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid():
-        raise Unavailable(f"{folder} belongs to another user: set XDG_CACHE_HOME to a folder of your own")
-    if found.st_mode & 0o022:
-        folder.chmod(0o700)
-    return folder
-
-
-def _compile(command: list[str], output: Path) -> None:
-    """Run the compiler. Its output goes to a file: a pipe would wait for every process that the compiler started."""
-    with output.open("wb") as file:
-        try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        except OSError as error:
-            raise Unavailable(f"the C compiler cannot be started: {error}") from None
-        try:
-            status = process.wait(_TIME_LIMIT)
-        except BaseException as error:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise Unavailable(f"{shlex.join(command)} did not finish in {_TIME_LIMIT} s") from None
-            raise
-    if status:
-        raise Unavailable(f"{shlex.join(command)} failed: {output.read_bytes().decode(errors='replace').strip()}")
-
-
-def _load(path: Path) -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(path))
-    pointer, integer, size, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double
-    loaded.bitempered_loss.argtypes = [
-        *(pointer, size, pointer, pointer, size, size),  # logits, stride, target, weight, rows, classes
-        *(real, real, real, size, integer),  # t1, t2, label_smoothing, ignore_index, reduction
-        *(pointer, pointer),  # the loss, reduced or not, and its gradient
-        *(pointer, integer),  # parallel, threads
-    ]
-    return loaded
-
-
-@functools.cache
-def _parallel() -> int | None:
-    """Return the OpenMP entry point that torch is linked to: a second thread pool would compete with torch's.
-
-    If there is none, as on macOS, return None, and one thread computes.
-    """
-    try:
-        torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p).value
-    except (OSError, AttributeError):
-        return None
-
-
-def loss(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    options: LossOptions,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The loss of logits (N, C) with class indices (N,). Raises IndexError for an index that is not a class."""
-    return _call(logits, target, weight, options, None).to(dtype)
+def loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype) -> Tensor:
+    """The loss in `dtype`. Raises for a class index or probabilities that are not valid."""
+    return loss_into(logits, target, weight, options, dtype, None)
 
 
 def loss_and_gradient(
+    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    made = empty_gradient(logits, options.axis)
+    return loss_into(logits, target, weight, options, dtype, made), made
+
+
+def loss_into(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
     options: LossOptions,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    made = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    return _call(logits, target, weight, options, made).to(dtype), made
-
-
-def gradient(
-    g: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    options: LossOptions,
+    gradient: Tensor | None,
 ) -> Tensor:
+    """The loss; its gradient goes into a tensor that `as_blocks` does not copy."""
+    return _loss(logits, target, weight, options, gradient).to(dtype)
+
+
+def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
     """The gradient of sum(g * loss) in the logits."""
-    return scale_(loss_and_gradient(logits, target, weight, options, torch.float32)[1], g, 1)
+    made = empty_gradient(logits, options.axis)
+    _loss(logits, target, weight, options, made, g)
+    return made
 
 
 def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
@@ -215,34 +120,159 @@ def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
     return gradient
 
 
-def _call(
+def _loss(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
     options: LossOptions,
     gradient: Tensor | None,
+    g: Tensor | None = None,
 ) -> Tensor:
-    ignore_index, reduction = options.ignore_index, options.reduction
+    """The loss, in float64 or float32 as the logits are computed in, and its gradient into `gradient`."""
+    axis, ignore_index, reduction = options.axis, options.ignore_index, options.reduction
+    if not -(2**63) <= ignore_index < 2**63:
+        raise RuntimeError(f"ignore_index must fit into 64 bits, as class indices do, got {ignore_index}")
+    wide = _wide(logits)
+    classes = logits.shape[axis]
+    _, outer, inner, _ = blocks = as_blocks(logits, axis)
+    indices = not target.is_floating_point()
+    labels = target.contiguous() if indices else None
+    y = None if indices else as_blocks(target, axis)
+    into = None if gradient is None else as_blocks(gradient, axis)
+    weight = None if weight is None else weight.to(wide).to(torch.float64).contiguous()
+    g = None if g is None else g.to(wide).contiguous()
+    per_row = reduction == "none"
+    shape = logits.shape[:axis] + logits.shape[axis + 1 :] if per_row else ()
+    out = torch.empty(shape, dtype=wide if per_row else torch.float64)
+    call = _LossCall(
+        _view(blocks), _view(y), _view(into),
+        *map(_address, (labels, weight, g)), int(per_row), outer * inner, inner, classes, ignore_index,
+        _REDUCTIONS[reduction], options.t1, options.t2, options.label_smoothing, sum_tolerance(target.element_size()),
+        options.inner, options.outer, out.data_ptr() if per_row else None, out.data_ptr(), parallel(),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    status = _run("bitempered_loss", call, classes)
+    if status == _BAD_TARGET:
+        raise bad_index(target, classes, ignore_index) if indices else bad_probabilities(target, axis)
+    return out if per_row else out.to(wide)
+
+
+def binary_loss(
+    logits: Tensor,
+    target: Tensor,
+    pos_weight: Tensor | None,
+    weight: Tensor | None,
+    options: LossOptions,
+    *,
+    gradient: Tensor | None = None,
+    g: Tensor | None = None,
+) -> Tensor:
+    """The binary loss, in float64 or float32 as the logits are computed in; the gradient of sum(g * loss) if asked."""
+    per_element = options.reduction == "none"
+    wide = _wide(logits)
+    out = torch.empty_like(logits, dtype=wide) if per_element else None
+    reduced = torch.empty((), dtype=torch.float64)
+    g = None if g is None else g.to(wide)
+    _binary(
+        (logits, target, pos_weight, weight, g, out, gradient),
+        *(_REDUCTIONS[options.reduction], options.t1, options.t2, options.inner, options.outer),
+        None if per_element else reduced.data_ptr(),
+    )
+    return reduced.to(wide) if out is None else out
+
+
+def sigmoid(logits: Tensor, t: float, dtype: torch.dtype, *, with_slope: bool) -> tuple[Tensor, Tensor | None]:
+    """The tempered sigmoid in `dtype`, and its derivative in that of the logits."""
+    out = torch.empty_like(logits, dtype=dtype)
+    slope = torch.empty_like(logits) if with_slope else None
+    _binary((logits, None, None, None, None, out, slope), _REDUCTIONS["none"], 1.0, t, 1.0, 1.0, None)
+    return out, slope
+
+
+def softmax(logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The "probabilities", their "logarithms" or the "partition" lambda_t in `dtype`, and what backward needs."""
+    rows = logits.shape[:axis] + logits.shape[axis + 1 :]
+    state = torch.empty(rows, dtype=torch.float64)
+    if what == "partition":
+        values = torch.empty(rows, dtype=torch.float64)
+        _softmax(logits, axis, t, what, state, partition=values)
+        return values.to(dtype), state
+    out = empty_gradient(logits, axis, dtype)
+    _softmax(logits, axis, t, what, state, out=out)
+    return out, state
+
+
+def softmax_backward(g: Tensor, logits: Tensor, state: Tensor, t: float, axis: int, what: str) -> Tensor:
+    """The gradient of sum(g * softmax(logits)) in the logits."""
+    made = empty_gradient(logits, axis)
+    of_classes = g.unsqueeze(axis).expand(logits.shape) if what == "partition" else g
+    _softmax(logits, axis, t, what, state, g=_readable(of_classes), gradient=made)
+    return made
+
+
+def _softmax(
+    logits: Tensor,
+    axis: int,
+    t: float,
+    what: str,
+    state: Tensor,
+    *,
+    out: Tensor | None = None,
+    partition: Tensor | None = None,
+    g: Tensor | None = None,
+    gradient: Tensor | None = None,
+) -> None:
+    _, outer, inner, _ = blocks = as_blocks(logits, axis)
+    others = [None if x is None else as_blocks(x, axis) for x in (out, g, gradient)]
+    call = _SoftmaxCall(
+        _view(blocks), *map(_view, others), state.data_ptr(), _address(partition),
+        outer * inner, inner, logits.shape[axis], _RESULTS[what], t, 1.0, parallel(), torch.get_num_threads(),
+    )  # fmt: skip
+    _run("bitempered_softmax", call, logits.shape[axis])
+
+
+def _binary(tensors: tuple[Tensor | None, ...], *options: Any) -> None:
+    """Call the C function on tensors that broadcast to the first of them."""
+    shape = tensors[0].shape  # type: ignore[union-attr]
+    given = [_readable(x).expand(shape) for x in tensors if x is not None]
+    sizes, strides = merge_dimensions(shape, [x.stride() for x in given])
+    if len(sizes) > DIMENSIONS:
+        raise RuntimeError(f"the C kernel takes at most {DIMENSIONS} dimensions of different strides, got {len(sizes)}")
+    made = iter(
+        _Operand(x.data_ptr(), DTYPES[x.dtype], (ctypes.c_int64 * DIMENSIONS)(*stride))
+        for x, stride in zip(given, strides, strict=True)
+    )
+    operands = [_Operand() if x is None else next(made) for x in tensors]
+    lengths = (ctypes.c_int64 * DIMENSIONS)(*sizes)
+    n = given[0].numel()
+    call = _BinaryCall(*operands, n, len(sizes), lengths, *options, parallel(), torch.get_num_threads())
+    _run("bitempered_binary", call, 2)
+
+
+def _readable(x: Tensor) -> Tensor:
+    return x if x.dtype in DTYPES else x.to(torch.float32)
+
+
+def _wide(logits: Tensor) -> torch.dtype:
+    """The dtype to compute in."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def _run(name: str, call: ctypes.Structure, classes: int) -> int:
     made = library()
     if isinstance(made, Unavailable):
         raise made
-    if not -(2**63) <= ignore_index < 2**63:
-        raise RuntimeError(f"ignore_index must fit into 64 bits, as class indices do, got {ignore_index}")
-    n, classes = logits.shape
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    target = target.contiguous()
-    weight = None if weight is None else weight.to(torch.float32).contiguous()
-    out = logits.new_empty(n if reduction == "none" else ())
-    status = made.bitempered_loss(
-        *(logits.data_ptr(), logits.stride(0), target.data_ptr(), _address(weight), n, classes),
-        *(options.t1, options.t2, options.label_smoothing, ignore_index, _REDUCTIONS[reduction]),
-        *(out.data_ptr(), _address(gradient), _parallel(), torch.get_num_threads()),
-    )
-    if status == _BAD_INDEX:
-        raise bad_index(target, classes, ignore_index)
+    status = getattr(made, name)(ctypes.byref(call))
     if status == _OUT_OF_MEMORY:
         raise MemoryError(f"no memory for a row of {classes} classes in each of {torch.get_num_threads()} threads")
-    return out
+    return status
+
+
+def _view(blocks: Any) -> _View:
+    if blocks is None:
+        return _View()
+    x, _, _, (outer, inner, classes) = blocks
+    return _View(x.data_ptr(), DTYPES[x.dtype], outer, classes, inner)
 
 
 def _address(x: Tensor | None) -> int | None:

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["NEEDED", "is_constant", "jvp_levels", "missing", "single_level_apply", "why_not_plain"]
+__all__ = [
+    "NEEDED",
+    "constant_when_compiled",
+    "is_constant",
+    "jvp_levels",
+    "missing",
+    "single_level_apply",
+    "transformed",
+    "why_not_plain",
+]
 
 NEEDED = (
     "_C._are_functorch_transforms_active",
@@ -45,6 +54,20 @@ def why_not_plain(logits: Tensor, target: Tensor | None) -> str | None:
     if _dispatch_modes() or _is_tracing():
         return "it does not run where operations are traced"
     return None
+
+
+def constant_when_compiled(function: Any) -> Any:
+    """Have torch.compile call this function and take its result as a constant.
+
+    torch.compiler.assume_constant_result does the same, but imports what compiling needs, Triton among it.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
+def transformed() -> bool:
+    """Whether torch.func transforms are active, or this torch does not tell. torch.compile can trace this."""
+    return bool(missing) or _transforms_active()
 
 
 def jvp_levels() -> int | None:

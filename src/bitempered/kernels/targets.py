@@ -1,4 +1,4 @@
-"""What a mean divides by, and the error for a bad class index."""
+"""What a mean divides by, and the errors for bad class indices and probabilities."""
 
 import torch
 from torch import Tensor
@@ -25,3 +25,13 @@ def bad_index(target: Tensor, classes: int, ignore_index: int) -> IndexError:
     """The error to raise for a target with an index that is neither a class nor ignore_index."""
     kept = target[target != ignore_index]
     return checks.bad_index(kept, classes, "target", or_ignored=f" or ignore_index ({ignore_index})")
+
+
+def probability_sums(target: Tensor, axis: int) -> Tensor:
+    return target.to(torch.float64 if target.dtype == torch.float64 else torch.float32).sum(axis)
+
+
+def bad_probabilities(target: Tensor, axis: int) -> ValueError:
+    """The error to raise for a target whose class probabilities are negative or do not sum to 1."""
+    tolerance = checks.sum_tolerance(target.element_size())
+    return checks.bad_probabilities(target, probability_sums(target, axis), tolerance, "target")

@@ -259,4 +259,4 @@ def gradient_per_example(logits: Tensor, target: Tensor, weight: Tensor | None, 
 def _loss_and_m(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> tuple[Tensor, Tensor]:
     axis = -1 if options.axis is None else options.axis
     options = options._replace(t1=along(options.t1, axis), t2=along(options.t2, axis))
-    return _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options)
+    return _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options[:6])

@@ -13,7 +13,6 @@ from bitempered import checks
 from bitempered.checks import (
     FLOATS,
     bad_binary_probabilities,
-    bad_probabilities,
     broadcasts,
     check_label_smoothing,
     check_rescale_option,
@@ -29,7 +28,7 @@ from bitempered.checks import (
 from bitempered.kernels import hooks
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
-from bitempered.kernels.targets import bad_index
+from bitempered.kernels.targets import bad_index, bad_probabilities, probability_sums
 from bitempered.torch.autograd import Temperature, compute_dtype
 
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
@@ -112,6 +111,16 @@ def temperature_per_example(t: Temperature, logits: Tensor, shape: torch.Size) -
         lambda: ValueError(f"t must be finite and >= 0, got {_values(tensor)}"),
     )
     return tensor.expand(shape)
+
+
+def number_if_known(t: Temperature) -> Temperature:
+    """A valid temperature of all examples, in a tensor on the CPU without a gradient, as a number, for the kernels."""
+    if not isinstance(t, Tensor) or torch.compiler.is_compiling() or not t.is_cpu or t.requires_grad or not t.numel():
+        return t
+    repeated = all(size == 1 or stride == 0 for size, stride in zip(t.shape, t.stride(), strict=True))
+    if not repeated or hooks.why_not_plain(t, None) is not None:
+        return t
+    return t[(0,) * t.dim()].item()
 
 
 def _unless_constant(t: Temperature, logits: Tensor) -> Temperature:
@@ -299,14 +308,10 @@ def check_target_values(target: Tensor, classes: int, options: LossOptions) -> N
         )
         return
     tolerance = sum_tolerance(target.element_size())
-
-    def sums() -> Tensor:
-        return target.to(compute_dtype(target.dtype)).sum(axis)
-
     _check_values(
         target,
-        lambda: (target >= 0).all(axis) & ((sums() - 1).abs() <= tolerance),
-        lambda: bad_probabilities(target, sums(), tolerance, "target"),
+        lambda: (target >= 0).all(axis) & ((probability_sums(target, axis) - 1).abs() <= tolerance),
+        lambda: bad_probabilities(target, axis),
     )
 
 

@@ -23,10 +23,16 @@ from bitempered.torch.checks import (
     check_rescale,
     check_target_values,
     checked_class_options,
+    number_if_known,
     temperature_per_example,
     temperatures_per_example,
 )
-from bitempered.torch.kernel_autograd import loss_by_kernel, softmax_by_kernel
+from bitempered.torch.kernel_autograd import (
+    binary_loss_by_kernel,
+    loss_by_kernel,
+    sigmoid_by_kernel,
+    softmax_by_kernel,
+)
 from bitempered.torch.reductions import reduce, reduce_classes
 
 
@@ -115,6 +121,8 @@ def tempered_sigmoid(logits: Tensor, t: Temperature) -> Tensor:
     tensor([0.5000, 0.5000])
     """
     check_floating(logits, "logits")
+    if kernels.choose_binary(logits, None, temperatures=(t,)) == "cpu" and not isinstance(t, Tensor):
+        return sigmoid_by_kernel(logits, check_temperature(t, "t"), result_dtype(logits))
     pairs = torch.stack((torch.zeros_like(logits), logits), dim=-1)
     return tempered_softmax(pairs, t, dim=-1)[..., 1]
 
@@ -179,10 +187,14 @@ def class_loss(
     logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, *, rescale: bool, dtype: torch.dtype
 ) -> Tensor:
     """`bi_tempered_logistic_loss` of arguments that are valid except, perhaps, in their values, which it checks."""
-    t1, t2, axis = options.t1, options.t2, options.axis
+    t1, t2, axis = number_if_known(options.t1), number_if_known(options.t2), options.axis
+    options = options._replace(t1=t1, t2=t2)
     kernel = kernels.choose(logits, target, temperatures=(t1, t2))
     outer: Temperature = 1.0
-    if rescale:
+    if rescale and kernel == "cpu":
+        inner, outer = core.scales(logits.shape[axis], t1, t2)
+        options, rescale = options._replace(inner=inner, outer=outer), False
+    elif rescale:
         logits, outer = _rescaled(logits, classes=logits.shape[axis], t1=t1, t2=t2, axis=axis)
     if kernel != "triton":  # the Triton kernels assert values on the device
         check_not_negative(weight, "weight")
@@ -267,11 +279,16 @@ def bi_tempered_binary_logistic_loss(
     check_binary_arguments(logits, target, weight, pos_weight, reduction)
     t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape)
     check_rescale(rescale, 2, t2)
-    kernels.require_core("loss", "no kernel computes a binary loss")
+    t1, t2 = number_if_known(t1), number_if_known(t2)
+    options = LossOptions(t1=t1, t2=t2, axis=None, reduction=reduction)
+    if kernels.choose_binary(logits, target, temperatures=(t1, t2)) == "cpu":
+        inner, outer = core.scales(2, t1, t2) if rescale else (1.0, 1.0)
+        options = options._replace(inner=inner, outer=outer)
+        return binary_loss_by_kernel(logits, target, pos_weight, weight, options, result_dtype(logits))
     if pos_weight is not None:
         pos_weight = pos_weight.expand_as(logits)
     a, outer = _rescaled(logits, classes=2, t1=t1, t2=t2, axis=None) if rescale else (logits, 1.0)
-    losses = loss_per_example(a, target, pos_weight, LossOptions(t1=t1, t2=t2, axis=None))
+    losses = loss_per_example(a, target, pos_weight, options)
     losses = losses * outer if rescale else losses
     if weight is not None:
         losses = weigh_elements(losses, weight, xp=xp)
@@ -285,9 +302,10 @@ def _softmax(logits: Tensor, t: Temperature, dim: int, what: str) -> Tensor:
         raise IndexError(f"dim must be in [{-logits.dim()}, {logits.dim() - 1}] for this shape, got {dim}")
     check_class_axis(logits, dim)
     axis = dim % logits.dim()
-    t = temperature_per_example(t, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
-    if kernels.choose(logits, None, temperatures=(t,)) == "triton":
-        return softmax_by_kernel(logits, t, axis, what, result_dtype(logits))
+    t = number_if_known(temperature_per_example(t, logits, logits.shape[:axis] + logits.shape[axis + 1 :]))
+    kernel = kernels.choose(logits, None, temperatures=(t,))
+    if kernel != "core":
+        return softmax_by_kernel(kernel, logits, t, axis, what, result_dtype(logits))
     log_p, partition = log_softmax_and_partition(logits, t, axis)
     if what == "partition":
         return partition.squeeze(axis).to(result_dtype(logits))

@@ -13,6 +13,12 @@ __all__ = ["SUITES", "quick", "render"]
 CLASSES = (10, 100, 1000, 10_000, 32_000, 100_000, 256_000)
 CPU = (
     *(Case(*shape) for shape in ((128, 10), (128, 1000), (1024, 1000), (256, 32000))),
+    Case(300, 1200),
+    Case(512, 1000, "bfloat16"),
+    Case(512, 1000, "float64"),
+    Case(2 * 256 * 256, 19, kind="segmentation"),
+    Case(512, 1000, kind="probabilities"),
+    Case(65536, 1, kind="binary"),
     Case(256, 1000, kind="softmax"),
     *(Case(128, classes, sweep="classes") for classes in CLASSES),
     *(Case(4**k, 1000, sweep="rows") for k in range(2, 8)),
@@ -29,6 +35,9 @@ CUDA = (
 QUICK = (
     *(Case(*shape) for shape in ((8, 10), (4, 300))),
     Case(300, 16, kind="linear", features=4),
+    Case(8, 5, kind="segmentation"),
+    Case(6, 4, kind="probabilities"),
+    Case(32, 3, kind="binary"),
     Case(4, 16, kind="softmax"),
     *(Case(4, classes, sweep="classes") for classes in (16, 64)),
     *(Case(rows, 16, sweep="rows") for rows in (4, 16)),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bitempered.checks import sum_tolerance
+from bitempered.kernels.layout import as_blocks, empty_gradient
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import mean_divisor
@@ -21,7 +22,7 @@ from bitempered.kernels.triton.launch import (
     temperature_constants,
 )
 from bitempered.kernels.triton.soft_loss import soft_loss_kernel
-from bitempered.kernels.triton.tiles import as_blocks, count_tiles, empty_gradient, tile_for
+from bitempered.kernels.triton.tiles import count_tiles, tile_for
 
 _COUNTED_BY_EACH = 4096  # up to this many targets, counting them in every program is faster than one more launch
 _COUNTED_BY_ONE = 65536  # beyond this many targets, counting them in one program is slower than two torch launches

@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bitempered.kernels.layout import as_blocks
 from bitempered.kernels.triton.launch import COMPILER_OPTIONS, launch_kernel, on_device_of
-from bitempered.kernels.triton.tiles import any_row, as_blocks, count_tiles, load, store, tile_columns, tile_for, wide
+from bitempered.kernels.triton.tiles import any_row, count_tiles, load, store, tile_columns, tile_for, wide
 
 _SMALL_GRADIENT = 2**23  # numbers: below, an operation of torch is faster than a launch that may have nothing to do
 

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bitempered.kernels.layout import as_blocks, empty_gradient
 from bitempered.kernels.triton.launch import (
     COMPILER_OPTIONS,
     FAST_MATH,
@@ -15,9 +16,7 @@ from bitempered.kernels.triton.launch import (
 from bitempered.kernels.triton.mathematics import decay_factor, exp, log_ratio, phi
 from bitempered.kernels.triton.solver import normalize
 from bitempered.kernels.triton.tiles import (
-    as_blocks,
     count_tiles,
-    empty_gradient,
     load,
     program_rows,
     row_sum,

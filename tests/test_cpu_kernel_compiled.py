@@ -1,0 +1,133 @@
+"""The CPU kernel inside torch.compile: an operator, which torch.compile calls and does not take apart."""
+
+import pytest
+import torch
+from cpu_kernel_cases import make
+
+import bitempered.kernels.operators  # noqa: F401 (registers them)
+from bitempered import kernels
+from bitempered.torch import bi_tempered_binary_logistic_loss, bi_tempered_logistic_loss, tempered_softmax
+
+OPERATORS = torch.ops.bitempered
+
+
+def graphs_of(f, *inputs):
+    """The value and gradient of a compiled function, and the operators in its graphs."""
+    seen = []
+
+    def backend(graph, _):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    torch.compiler.reset()
+    leaf = inputs[0].detach().clone().requires_grad_()
+    torch.compile(f, fullgraph=True, backend=backend)(leaf, *inputs[1:])
+    torch.compiler.reset()
+    value = torch.compile(f, fullgraph=True, backend="aot_eager")(leaf, *inputs[1:])
+    return value.detach(), torch.autograd.grad(value.sum(), leaf)[0], seen
+
+
+CASES = {
+    "plain": {},
+    "per example": {"reduction": "none"},
+    "smoothed, weighted": {"label_smoothing": 0.1, "weight": torch.arange(1.0, 6.0)},
+    "rescaled": {"rescale": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("plain", torch.float32)]
+    + [pytest.param(name, torch.float32, marks=pytest.mark.slow) for name in list(CASES)[1:]]
+    + [pytest.param(name, torch.float16, marks=pytest.mark.slow) for name in list(CASES)[:2]],
+)
+def test_the_loss_is_one_operator(name, dtype):
+    logits, labels = make(6, 5)
+    logits = logits.to(dtype)
+    image = logits.view(1, 2, 3, 5).movedim(-1, 1)
+    for x, y in ((logits, labels), (logits, torch.softmax(logits.float(), 1)), (image, labels.view(1, 2, 3))):
+
+        def f(a, y):
+            return bi_tempered_logistic_loss(2 * a, y, 0.8, 1.2, **CASES[name])
+
+        value, gradient, seen = graphs_of(f, x, y)
+        assert seen.count("bitempered.cpu_loss.default") == 1
+        leaf = x.clone().requires_grad_()
+        want = f(leaf, y)
+        close = {"rtol": 1e-6, "atol": 1e-7} if dtype != torch.float16 else {"rtol": 2e-3, "atol": 1e-6}
+        torch.testing.assert_close(value, want.detach(), **close)
+        torch.testing.assert_close(gradient, torch.autograd.grad(want.sum(), leaf)[0], **close)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reduction"),
+    [(torch.float32, "mean"), pytest.param(torch.float16, "none", marks=pytest.mark.slow)],
+)
+def test_the_binary_loss_is_one_operator(dtype, reduction):
+    logits, target = torch.linspace(-3, 3, 12).view(3, 4).to(dtype), torch.linspace(0, 1, 12).view(3, 4).to(dtype)
+
+    def f(a, y):
+        options = {"weight": torch.ones(4), "pos_weight": torch.full((3, 1), 2.0), "reduction": reduction}
+        return bi_tempered_binary_logistic_loss(a, y, 0.8, 1.2, **options)
+
+    value, gradient, seen = graphs_of(f, logits, target)
+    assert seen.count("bitempered.cpu_binary_loss.default") == 1
+    leaf = logits.clone().requires_grad_()
+    want = f(leaf, target)
+    torch.testing.assert_close(value, want.detach(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(gradient, torch.autograd.grad(want.sum(), leaf)[0], rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.slow  # it compiles each several times
+def test_what_an_operator_must_keep_to():
+    """Shapes, strides, mutations and derivatives, as torch itself checks them."""
+    logits, target = make(6, 5)
+    leaf = logits.requires_grad_()
+    options = (0.8, 1.2, 1, 0.1, -100, "none", 1.0, 1.0)
+    torch.library.opcheck(OPERATORS.cpu_loss.default, (leaf, target, None, *options, torch.float32, True))
+    torch.library.opcheck(OPERATORS.cpu_loss.default, (logits.detach(), target, None, *options, torch.float32, False))
+    given = (torch.ones(6), leaf.detach(), target, None)
+    torch.library.opcheck(OPERATORS.cpu_loss_gradient.default, (*given, *options))
+    options = (0.8, 1.2, None, 0.0, -100, "mean", 1.0, 1.0)
+    soft = torch.softmax(logits.detach(), 1)
+    torch.library.opcheck(OPERATORS.cpu_binary_loss.default, (leaf, soft, None, None, *options, torch.float32, True))
+    given = (torch.ones(()), leaf.detach(), soft, None, None)
+    torch.library.opcheck(OPERATORS.cpu_binary_loss_gradient.default, (*given, *options))
+
+
+def test_without_a_library_it_compiles_core(monkeypatch):
+    logits, target = make(6, 5)
+    monkeypatch.setattr(kernels.cpu, "library", lambda: kernels.cpu.Unavailable("no compiler"))
+    value, gradient, seen = graphs_of(lambda a, y: bi_tempered_logistic_loss(a, y, 0.8, 1.2), logits, target)
+    assert not [name for name in seen if "cpu_loss" in name]
+    torch.testing.assert_close(value, bi_tempered_logistic_loss(logits, target, 0.8, 1.2))
+    assert gradient.isfinite().all()
+
+
+def test_what_stays_with_core():
+    """A softmax, which the compiler can fuse; and an exported program, which runs without this package."""
+    logits, target = make(6, 5)
+    _, _, seen = graphs_of(lambda a: tempered_softmax(a, 1.2), logits)
+    assert not [name for name in seen if "bitempered" in name]
+
+    class Step(torch.nn.Module):
+        def forward(self, a, y):
+            return bi_tempered_logistic_loss(a, y, 0.8, 1.2)
+
+    for strict in (False, True):
+        program = torch.export.export(Step(), (logits, target), strict=strict)
+        assert not [node for node in program.graph.nodes if "bitempered" in str(node.target)]
+
+
+@pytest.mark.slow  # compiles C++
+def test_inductor():
+    logits, target = make(30, 50)
+    leaf = logits.requires_grad_()
+
+    def f(a, y):
+        return bi_tempered_logistic_loss(3 * a, y, 0.8, 1.2)
+
+    torch.compiler.reset()
+    value, want = torch.compile(f, fullgraph=True)(leaf, target), f(leaf, target)
+    torch.testing.assert_close(value, want)
+    torch.testing.assert_close(*(torch.autograd.grad(x, leaf)[0] for x in (value, want)))
