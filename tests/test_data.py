@@ -43,7 +43,7 @@ def mnist(tmp_path, monkeypatch):
 @pytest.mark.parametrize("below", [False, True])  # the folder itself, or the one above it
 def test_images_are_split_by_seed_and_keep_their_own_test_part(mnist, below):
     folder, (train_x, _, test_x, test_y) = mnist
-    split = datasets.load("mnist", 0, folder.parent if below else folder)
+    split = datasets.read("mnist", folder.parent if below else folder).split(0)
     np.testing.assert_array_equal(split.test[0], test_x[:, None])
     np.testing.assert_array_equal(split.test[1], test_y)
     assert split.train[0].shape == (20, 1, 28, 28)
@@ -54,7 +54,7 @@ def test_images_are_split_by_seed_and_keep_their_own_test_part(mnist, below):
     assert np.bincount(split.validation[1]).tolist() == [2] * 10
     both = np.concatenate([split.train[0], split.validation[0]])
     assert {image.tobytes() for image in both} == {image.tobytes() for image in train_x}
-    other = datasets.load("mnist", 1, folder)
+    other = datasets.read("mnist", folder).split(1)
     assert (other.train[0] != split.train[0]).any()
 
 
@@ -83,7 +83,7 @@ def test_a_damaged_idx_file_gets_one_line(mnist, content, message):
     folder, _ = mnist
     (folder / "train-images-idx3-ubyte.gz").write_bytes(content)
     with pytest.raises(DataError, match=message) as error:
-        datasets.load("mnist", 0, folder)
+        datasets.read("mnist", folder).split(0)
     assert one_line(error)
 
 
@@ -103,27 +103,27 @@ def test_too_few_images_get_one_line(mnist, monkeypatch):
     folder, _ = mnist
     change_dataset(monkeypatch, "mnist", validation_rows=5_000)
     with pytest.raises(DataError, match="mnist: cannot set 5000 of 40 rows aside with their share") as error:
-        datasets.load("mnist", 0, folder)
+        datasets.read("mnist", folder).split(0)
     assert one_line(error)
     done = invoke("compare", "--dataset", "mnist", "--data-dir", folder, "--out", folder / "out")
     assert (done.exit_code, done.stderr) == (1, f"bitempered: {error.value}\n")
     for name, array in (("images-idx3", np.zeros((0, 28, 28), np.uint8)), ("labels-idx1", np.zeros(0, np.uint8))):
         (folder / f"t10k-{name}-ubyte.gz").write_bytes(packed(idx(array)))
     with pytest.raises(DataError, match=r"t10k.*is empty: its header announces \[0, 28, 28\]"):
-        datasets.load("mnist", 0, folder)
+        datasets.read("mnist", folder).split(0)
 
 
 def test_a_missing_file_gets_one_line_that_says_where_to_get_it(mnist):
     folder, _ = mnist
     (folder / "t10k-images-idx3-ubyte.gz").unlink()
     with pytest.raises(DataError, match=r"no t10k-images-idx3-ubyte\.gz in .*https://.*--data-dir") as error:
-        datasets.load("mnist", 0, folder)
+        datasets.read("mnist", folder).split(0)
     assert one_line(error)
 
 
 def test_an_unknown_dataset_is_refused():
     with pytest.raises(ValueError, match="unknown dataset 'svhn'; choose from: digits, mnist, fashion-mnist"):
-        datasets.load("svhn", 0)
+        datasets.read("svhn").split(0)
 
 
 # Downloads
@@ -155,17 +155,17 @@ def server(mnist, tmp_path, monkeypatch):
 
 
 def test_files_are_downloaded_once(server):
-    first = datasets.load("mnist", 0)
+    first = datasets.read("mnist").split(0)
     for file in server.iterdir():
         file.unlink()
-    again = datasets.load("mnist", 0)
+    again = datasets.read("mnist").split(0)
     np.testing.assert_array_equal(first.train[0], again.train[0])
 
 
 def test_a_wrong_checksum_gets_one_line_and_leaves_no_file(server, tmp_path):
     (server / "train-images-idx3-ubyte.gz").write_bytes(b"something else")
     with pytest.raises(DataError, match="does not have the published checksum") as error:
-        datasets.load("mnist", 0)
+        datasets.read("mnist").split(0)
     assert one_line(error)
     assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
 
@@ -176,7 +176,7 @@ def test_no_network_gets_one_line_that_names_the_files(tmp_path, monkeypatch):
     change_dataset(monkeypatch, "mnist", source=sources.Source("http://127.0.0.1:9", files))
     monkeypatch.setattr(sources, "cache_folder", lambda: tmp_path / "cache")
     with pytest.raises(DataError, match="cannot download mnist") as error:
-        datasets.load("mnist", 0)
+        datasets.read("mnist").split(0)
     assert one_line(error)
     assert all(name in str(error.value) for name in files)
     assert "--data-dir" in str(error.value)
@@ -217,7 +217,7 @@ def test_cifar_is_read_from_its_folder_and_from_its_archive(cifar_folder, packed
     np.testing.assert_array_equal(train_x.reshape(200, 3072), cifar(200)[b"data"])
     np.testing.assert_array_equal(train_y, np.arange(200) % 100)
     assert test_x.shape == (100, 3, 32, 32)
-    split = datasets.load("cifar100", 0, cifar_folder.parent)
+    split = datasets.read("cifar100", cifar_folder.parent).split(0)
     assert split.num_classes == 100
     assert np.bincount(split.validation[1]).tolist() == [1] * 100
     np.testing.assert_array_equal(split.test[1], test_y)
