@@ -46,7 +46,7 @@ def _(g: Tensor, logits: Tensor, *_: Any) -> Tensor:
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     logits, target, weight, *values, _ = inputs
     ctx.save_for_backward(logits, target, weight)
-    ctx.options = LossOptions(*values)
+    ctx.options = values
 
 
 def _backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
