@@ -199,6 +199,7 @@ def test_the_cache_is_never_where_the_program_was_started(monkeypatch, cache, tm
     assert "there is no home folder" in str(cpu.library())
 
 
+@pytest.mark.slow
 def test_two_processes_make_it_at_once(cache):
     program = """
 import torch
