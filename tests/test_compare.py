@@ -437,7 +437,7 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert 'pip install "bitempered[experiments]"' in done.stderr
+    assert 'this command needs more packages: pip install "torch>=2.6" "matplotlib>=3.8"' in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 

@@ -13,8 +13,9 @@ from typing import Annotated, NoReturn
 
 from bitempered.experiments import recipes
 from bitempered.experiments.files import stopped
+from bitempered.extras import install
 
-NEEDS = 'this command needs the experiments extra: pip install "bitempered[experiments]"'
+NEEDS = f"this command needs more packages: {install('experiments')}"
 
 try:
     import typer
@@ -475,7 +476,7 @@ def playground(
     try:
         from bitempered.playground.server import serve
     except ModuleNotFoundError as missing:
-        fail(f'{missing}; this command needs the playground extra: pip install "bitempered[playground]"', 1)
+        fail(f"{missing}; this command needs more packages: {install('playground')}", 1)
     try:
         serve(host, port, browser=not no_browser)
     except OSError as error:

@@ -24,6 +24,7 @@ from bitempered.experiments.recipes import compare
 from bitempered.experiments.runs import Progress, Row, one_thread
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import train
+from bitempered.extras import install
 
 __all__ = ["LOSSES", "Recipe", "Request", "command", "python", "request", "run", "title"]
 
@@ -148,7 +149,7 @@ def run(
         import optuna
         from sqlalchemy.exc import SQLAlchemyError
     except ModuleNotFoundError as missing:
-        raise DataError(f'{missing}; this command needs the tune extra: pip install "bitempered[tune]"') from None
+        raise DataError(f"{missing}; this command needs more packages: {install('tune')}") from None
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     data = data or cells.read_data(request.comparison, request.data_dir)
