@@ -5,7 +5,7 @@ VENV := .venv/bin
 # Both losses and generalized cross-entropy at Adam's default rate, and cross-entropy at its best rate for the last epoch.
 DEMO := logistic@0.001,logistic@0.0001,gce:0.7@0.001,bi-tempered@0.001
 
-.PHONY: demo test test-slow test-portable test-browser test-gpu screenshots lint docs dist clean
+.PHONY: demo test test-slow test-portable test-browser test-gpu screenshots gallery lint docs dist clean
 
 demo: .venv/experiments
 	$(VENV)/bitempered compare --losses $(DEMO) --noise 0,0.4 --out results/demo
@@ -28,6 +28,11 @@ test-browser: .venv/test
 # The pictures of docs/playground.md.
 screenshots: .venv/test
 	$(VENV)/python tests/playground_pictures.py
+
+# The figures of docs/gallery.md.
+gallery: .venv/test
+	for name in image table text segmentation many_classes; do \
+		$(VENV)/python examples/gallery/$$name.py docs/figures/gallery-$$name.png || exit 1; done
 
 # On a machine with a CUDA device and its own build of torch: no .venv is made.
 test-gpu:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 # ../results/... lead to it.
 PAGES = ("results/*/*.md", "benchmarks/*.md", "CHANGELOG.md", "CONTRIBUTING.md")
 PICTURES = ("results/*/*.png", "benchmarks/*.png")
-EXAMPLES = "examples/*.py"
+EXAMPLES = ("examples/*.py", "examples/gallery/*.py")
 
 TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 DIRECTIVE = re.compile(r"^\{\{ table (\S+?)(?: (\d+))? \}\}$", re.MULTILINE)
@@ -48,7 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(
                 File(uri, str(ROOT), config.site_dir, config.use_directory_urls)
             )
-    for path in sorted(ROOT.glob(EXAMPLES)):
+    for path in sorted(path for pattern in EXAMPLES for path in ROOT.glob(pattern)):
         name = path.relative_to(ROOT).as_posix()
         page = f"# {name}\n\n```python\n{path.read_text(encoding='utf-8')}```\n"
         files.append(File.generated(config, name.replace(".py", ".md"), content=page))
