@@ -5,7 +5,7 @@ VENV := .venv/bin
 # Both losses and generalized cross-entropy at Adam's default rate, and cross-entropy at its best rate for the last epoch.
 DEMO := logistic@0.001,logistic@0.0001,gce:0.7@0.001,bi-tempered@0.001
 
-.PHONY: demo test test-slow test-portable test-browser test-gpu screenshots gallery lint docs dist clean
+.PHONY: demo test test-slow test-portable test-browser test-gpu screenshots gallery notebook lint docs dist clean
 
 demo: .venv/experiments
 	$(VENV)/bitempered compare --losses $(DEMO) --noise 0,0.4 --out results/demo
@@ -33,6 +33,10 @@ screenshots: .venv/test
 gallery: .venv/test
 	for name in image table text segmentation many_classes; do \
 		$(VENV)/python examples/gallery/$$name.py docs/figures/gallery-$$name.png || exit 1; done
+
+# The outputs of the notebook.
+notebook: .venv/test
+	$(VENV)/python tests/notebook_cells.py examples/find_wrong_rows.ipynb
 
 # On a machine with a CUDA device and its own build of torch: no .venv is made.
 test-gpu:

@@ -3,6 +3,7 @@
 Result files and examples as pages, tables taken from them, formulas as MathML.
 """
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 # ../results/... lead to it.
 PAGES = ("results/*/*.md", "benchmarks/*.md", "CHANGELOG.md", "CONTRIBUTING.md")
 PICTURES = ("results/*/*.png", "benchmarks/*.png")
+NOTEBOOKS = "examples/*.ipynb"
 EXAMPLES = ("examples/*.py", "examples/gallery/*.py")
 
 TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
@@ -52,8 +54,35 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         name = path.relative_to(ROOT).as_posix()
         page = f"# {name}\n\n```python\n{path.read_text(encoding='utf-8')}```\n"
         files.append(File.generated(config, name.replace(".py", ".md"), content=page))
+    for path in sorted(ROOT.glob(NOTEBOOKS)):
+        name = path.relative_to(ROOT).as_posix()
+        files.append(
+            File.generated(
+                config, name.replace(".ipynb", ".md"), content=notebook_page(path)
+            )
+        )
     files.append(File.generated(config, "results/all.md", content=all_results()))
     return files
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook as Markdown: text, code, and what the code printed and drew."""
+    name = path.relative_to(ROOT).as_posix()
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text'])}```")
+            else:
+                png = output["data"]["image/png"].strip()
+                parts.append(f'<img alt="" src="data:image/png;base64,{png}">')
+    parts.append(f"This page is the notebook `{name}`, as it was run.")
+    return "\n\n".join(parts) + "\n"
 
 
 def all_results() -> str:
@@ -89,7 +118,7 @@ def on_page_markdown(
         if target.startswith("docs/"):
             return link[0]
         if target.startswith("examples/"):
-            target = target.replace(".py", ".md")
+            target = re.sub(r"\.(py|ipynb)$", ".md", target)
         return f"]({posixpath.relpath(target, here or '.')}"
 
     def table(directive: re.Match[str]) -> str:
