@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv/bin
 
-# Both losses and generalized cross-entropy at Adam's default rate, and cross-entropy at its best rate for the last epoch.
-DEMO := logistic@0.001,logistic@0.0001,gce:0.7@0.001,bi-tempered@0.001
+# Each loss at Adam's default rate, and cross-entropy at its best rate for the last epoch. results/compare has its rows.
+DEMO := logistic@0.001,logistic@0.0001,gce:0.7@0.001,sce:0.1:1@0.001,bi-tempered:0.8:1.2@0.001,bi-tempered@0.001
 
 .PHONY: demo test test-slow test-portable test-browser test-gpu screenshots gallery notebook lint docs dist clean
 
