@@ -8,7 +8,7 @@ DEMO := logistic@0.001,logistic@0.0001,gce:0.7@0.001,sce:0.1:1@0.001,bi-tempered
 .PHONY: demo test test-slow test-portable test-browser test-gpu screenshots gallery notebook lint docs dist clean
 
 demo: .venv/experiments
-	$(VENV)/bitempered compare --losses $(DEMO) --noise 0,0.4 --out results/demo
+	$(VENV)/bitempered compare --losses $(DEMO) --noise 0,0.4 --out output/demo
 
 # The verdict in minutes. What takes longer is marked slow.
 test: .venv/test
@@ -67,4 +67,4 @@ dist: .venv/dist
 	touch $@
 
 clean:
-	rm -rf .venv dist results/demo site
+	rm -rf .venv dist output site

@@ -284,7 +284,7 @@ def test_each_data_set_has_a_folder_of_its_own(dataset, folder, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     done = invoke("compare", "--dataset", dataset, "--losses", "logistic, mae")
     assert done.exit_code == 130, done.output
-    assert done.stderr.endswith(f"(results/{folder})\n")
+    assert done.stderr.endswith(f"(output/{folder})\n")
 
 
 def test_compare_end_to_end(tmp_path):

@@ -23,6 +23,7 @@ from bitempered.experiments.report import (
     Pages,
     draw_curves,
     grid,
+    looks,
     made_by,
     newest,
     png,
@@ -30,6 +31,7 @@ from bitempered.experiments.report import (
     seeds_in_words,
     spread,
     table_csv,
+    titled,
     write,
 )
 from bitempered.experiments.runs import Progress, Row
@@ -148,8 +150,8 @@ def lines(parts: list[list[Row]], deviations: bool) -> list[list[str]]:
 
 def title(rows: list[Row]) -> str:
     return (
-        "The default recipe, with nothing set by hand: accuracy on clean test labels, %, "
-        f"last / chosen epoch, mean over {seeds_in_words(rows)}"
+        titled("The default recipe, with nothing set by hand", rows)
+        + f": accuracy on clean test labels, %, last / chosen epoch, mean over {seeds_in_words(rows)}"
     )
 
 
@@ -190,13 +192,14 @@ def schedule(rows: list[Row]) -> tuple[tuple[float, float], tuple[float, ...]]:
 
 def figure(parts: list[list[Row]], folder: Path) -> Figure:
     """Draw accuracy by epoch at the highest noise level, a panel for each data set and optimiser."""
-    colours = {"logistic": "tab:orange", "default recipe": "tab:blue", "logistic, best rate": "tab:green"}
+    names = ("logistic", "default recipe", "logistic, best rate")
+    look = dict(zip(names, looks([("logistic", False), ("bi-tempered", True), ("logistic", False)]), strict=True))
     canvas = Figure(figsize=(9.5, 3.4 * -(-len(parts) // 2)), dpi=150, layout="constrained")
     panels = canvas.subplots(-(-len(parts) // 2), 2, squeeze=False).flat
     for axes, rows in zip(panels, parts, strict=True):
         for name, found in contenders(rows, LEVELS[-1]).items():
             label = f"{name}, {found[0]['learning_rate']:g}" if "best" in name else name
-            draw_curves(axes, [curve["test"] for curve in curves_of(folder, found)], colours[name], label)
+            draw_curves(axes, [curve["test"] for curve in curves_of(folder, found)], look[name], label)
         axes.set_title(f"{rows[0]['dataset']}, {NAMES[rows[0]['optimizer']]}", fontsize="medium")
         axes.set_xlabel("epoch")
         axes.set_ylabel("accuracy on clean test labels (%)")

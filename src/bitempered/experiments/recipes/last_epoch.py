@@ -21,6 +21,7 @@ from bitempered.experiments.report import (
     Pages,
     draw_curves,
     grid,
+    looks,
     made_by,
     newest,
     png,
@@ -28,6 +29,7 @@ from bitempered.experiments.report import (
     seeds_in_words,
     spread,
     table_csv,
+    titled,
     write,
 )
 from bitempered.experiments.runs import Progress, Row
@@ -46,7 +48,7 @@ CONTENDERS: Settings = {
 }
 TAKES = {0.0: 0.0, 0.1: 0.2, 0.2: 0.2, 0.3: 0.4, 0.4: 0.4, 0.5: 0.4}  # the searched level whose settings a level takes
 SHOWN = (0.2, 0.4)  # in the figure
-COLOURS = dict(zip(CONTENDERS, ("tab:orange", "tab:green", "tab:blue"), strict=True))
+LOOKS = dict(zip(CONTENDERS, looks([("logistic", False), ("bi-tempered", False), ("bi-tempered", True)]), strict=True))
 MOMENTS = (("test_last", "last epoch"), ("test_chosen", "chosen epoch"))
 TRAINING = DATASETS["mnist"].training
 SEARCH = replace(TRAINING, epochs=240)
@@ -144,7 +146,7 @@ def lines(found: dict[str, list[Row]]) -> list[list[str]]:
 
 
 def title(rows: list[Row]) -> str:
-    return f"MNIST trained to the end: accuracy on clean test labels, %, {seeds_in_words(rows)}"
+    return f"{titled('MNIST trained to the end', rows)}: accuracy on clean test labels, %, {seeds_in_words(rows)}"
 
 
 def markdown(name: str, found: dict[str, list[Row]], tried: list[Row]) -> str:
@@ -196,7 +198,7 @@ def figure(found: dict[str, list[Row]], folder: Path) -> Figure:
         for axes, (column, label) in zip(axes_row, columns, strict=True):
             for name, rows in found.items():
                 curves = curves_of(folder, [row for row in rows if row["noise"] == level])
-                draw_curves(axes, [curve[column] for curve in curves], COLOURS[name], name)
+                draw_curves(axes, [curve[column] for curve in curves], LOOKS[name], name)
             axes.set_title(label, fontsize="medium")
             axes.set_xlabel("epoch")
             axes.grid(alpha=0.3)

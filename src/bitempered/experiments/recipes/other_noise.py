@@ -30,6 +30,7 @@ from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.compare import default_recipe
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import (
+    COLOURS,
     Pages,
     grid,
     maker,
@@ -39,6 +40,7 @@ from bitempered.experiments.report import (
     seeds_in_words,
     spread,
     table_csv,
+    titled,
     write,
 )
 from bitempered.experiments.runs import Progress, Row, find, identity, one_thread, provenance, today
@@ -223,8 +225,8 @@ def estimator_lines(rows: list[Row]) -> list[list[str]]:
 
 def title(rows: list[Row]) -> str:
     return (
-        "Other label noise, with nothing set by hand: accuracy on clean test labels, %, "
-        f"last / chosen epoch, mean over {seeds_in_words(rows)}"
+        titled("Other label noise, with nothing set by hand", rows)
+        + f": accuracy on clean test labels, %, last / chosen epoch, mean over {seeds_in_words(rows)}"
     )
 
 
@@ -277,7 +279,7 @@ BiTemperedMLPClassifier then follows the default schedule; BiTemperedLogisticReg
 
 def figure(rows: list[Row], folder: Path) -> Figure:
     """Draw accuracy by epoch at each highest noise level: a line of panels for each data set."""
-    colours = {"logistic": "tab:orange", "gce": "tab:green", "bi-tempered": "tab:blue"}
+    colours = {loss: COLOURS[loss] for loss in ("logistic", "gce", "bi-tempered")}
     panels = grouped(rows, "dataset", "noise_model")
     datasets = list(dict.fromkeys(dataset for dataset, _ in panels))
     canvas = Figure(figsize=(11, 3.1 * len(datasets) + 0.5), dpi=110, layout="constrained")

@@ -20,7 +20,18 @@ from bitempered.experiments.datasets import DATASETS
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.report import Pages, grid, made_by, newest, png, rich_table, spread, table_csv, write
+from bitempered.experiments.report import (
+    Pages,
+    grid,
+    made_by,
+    newest,
+    png,
+    rich_table,
+    spread,
+    table_csv,
+    titled,
+    write,
+)
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.train import Training
 
@@ -309,7 +320,7 @@ def seeds_in_words(rows: list[Row], many: str) -> str:
 
 def table(recipe: Table1, rows: list[Row]) -> Table:
     """The table for a terminal."""
-    title = f"Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}"
+    title = titled(f"Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}", rows)
     return rich_table(title, names(recipe), lines(recipe, rows))
 
 
@@ -344,7 +355,7 @@ searched for {recipe.search.epochs} epochs on noisy validation labels, with a se
         f"\nTrained as well: {cell.loss} at {cell.noise:.0%} noise, learning rate {cell.rate:g}.\n" for cell in extras
     )
     made = made_by(first, "\n")
-    return f"""# Table 1, {recipe.dataset}, {training.network}
+    return f"""# {titled(f"Table 1, {recipe.dataset}, {training.network}", rows)}
 
 Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}. The chosen epoch is the
 first of the best on validation labels as noisy as the training labels.
@@ -389,5 +400,7 @@ def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, title="label noise", loc="outside right center", frameon=False)
     seeds = seeds_in_words(curves, "mean of {} seeds, bands from the lowest to the highest")
-    figure.suptitle(f"{recipe.dataset}, {recipe.training.network}: {seeds}", fontsize="medium")
+    title = f"{recipe.dataset}, {recipe.training.network}: {seeds}"
+    short = "" if recipe.rows is None else "A quick trial, which shows no effect: "
+    figure.suptitle(short + title, fontsize="medium")
     return figure

@@ -20,7 +20,17 @@ from bitempered.experiments.recipes import tune
 from bitempered.experiments.recipes.compare import default_recipe
 from bitempered.experiments.recipes.defaults import Data
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.report import Pages, grid, made_by, rich_table, seeds_in_words, spread, table_csv, write
+from bitempered.experiments.report import (
+    Pages,
+    grid,
+    made_by,
+    rich_table,
+    seeds_in_words,
+    spread,
+    table_csv,
+    titled,
+    write,
+)
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.train import Training
 
@@ -120,7 +130,8 @@ def lines(rows: list[Row], deviations: bool) -> list[list[str]]:
 
 
 def title(rows: list[Row]) -> str:
-    return f"Searched settings: accuracy on clean test labels, %, last / chosen epoch, mean over {seeds_in_words(rows)}"
+    what = titled("Searched settings", rows)
+    return f"{what}: accuracy on clean test labels, %, last / chosen epoch, mean over {seeds_in_words(rows)}"
 
 
 def training_in_words(rows: list[Row]) -> str:
