@@ -36,7 +36,7 @@ gallery: .venv/test
 
 # The outputs of the notebook.
 notebook: .venv/test
-	$(VENV)/python tests/notebook_cells.py examples/find_wrong_rows.ipynb
+	$(VENV)/python tests/notebook_cells.py docs/find_wrong_rows.ipynb
 
 # On a machine with a CUDA device and its own build of torch: no .venv is made.
 test-gpu:

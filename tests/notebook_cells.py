@@ -1,6 +1,6 @@
 """The code cells of a notebook, run in order in one scope, with what they print and draw. Needs no Jupyter.
 
-python tests/notebook_cells.py examples/find_wrong_rows.ipynb       runs the notebook, and writes its outputs
+python tests/notebook_cells.py docs/find_wrong_rows.ipynb       runs the notebook, and writes its outputs
 """
 
 import base64

@@ -8,7 +8,7 @@ from notebook_cells import read, run
 from page_blocks import NUMBER
 
 ROOT = Path(__file__).parent.parent
-NOTEBOOK = read(ROOT / "examples" / "find_wrong_rows.ipynb")
+NOTEBOOK = read(ROOT / "docs" / "find_wrong_rows.ipynb")
 POINTS = 6  # a percentage is of some hundred rows, after training, which other rounding moves
 
 

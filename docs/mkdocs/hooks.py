@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 # ../results/... lead to it.
 PAGES = ("results/*/*.md", "benchmarks/*.md", "CHANGELOG.md", "CONTRIBUTING.md")
 PICTURES = ("results/*/*.png", "benchmarks/*.png")
-NOTEBOOKS = "examples/*.ipynb"
+NOTEBOOKS = "docs/*.ipynb"
+WIDE = 110  # letters: in a wider table, pairs of numbers stand one above the other
 EXAMPLES = ("examples/*.py", "examples/gallery/*.py")
 
 TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
@@ -55,19 +56,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = f"# {name}\n\n```python\n{path.read_text(encoding='utf-8')}```\n"
         files.append(File.generated(config, name.replace(".py", ".md"), content=page))
     for path in sorted(ROOT.glob(NOTEBOOKS)):
-        name = path.relative_to(ROOT).as_posix()
-        files.append(
-            File.generated(
-                config, name.replace(".ipynb", ".md"), content=notebook_page(path)
-            )
-        )
+        page = notebook_page(path)
+        files.append(File.generated(config, f"{path.stem}.md", content=page))
     files.append(File.generated(config, "results/all.md", content=all_results()))
     return files
 
 
 def notebook_page(path: Path) -> str:
     """A notebook as Markdown: text, code, and what the code printed and drew."""
-    name = path.relative_to(ROOT).as_posix()
     parts = []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
@@ -81,7 +77,7 @@ def notebook_page(path: Path) -> str:
             else:
                 png = output["data"]["image/png"].strip()
                 parts.append(f'<img alt="" src="data:image/png;base64,{png}">')
-    parts.append(f"This page is the notebook `{name}`, as it was run.")
+    parts.append(f"This page is [a notebook]({path.name}), as it was run.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -118,7 +114,7 @@ def on_page_markdown(
         if target.startswith("docs/"):
             return link[0]
         if target.startswith("examples/"):
-            target = re.sub(r"\.(py|ipynb)$", ".md", target)
+            target = target.replace(".py", ".md")
         return f"]({posixpath.relpath(target, here or '.')}"
 
     def table(directive: re.Match[str]) -> str:
@@ -133,7 +129,10 @@ def on_page_markdown(
                 f"{page.file.src_uri}: {path} has {len(tables)} tables, not {number}"
             )
         source = f"[{path}]({posixpath.relpath(path, here or '.')}){{ .source }}"
-        return f"{tables[number - 1].rstrip()}\n\n{source}"
+        shown = tables[number - 1].rstrip()
+        if max(map(len, shown.splitlines())) > WIDE:
+            shown = shown.replace(" / ", " /<br>")
+        return f"{shown}\n\n{source}"
 
     if page.file.src_uri.startswith(("results/", "benchmarks/")):
         return markdown

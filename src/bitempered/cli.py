@@ -344,7 +344,9 @@ def reproduce(
             fail(f"a run was stopped: continue it with --resume, or delete {', '.join(map(str, unfinished))}", 1)
         with progress_bar() as progress:
             table = plan.make(out, progress)
-    if table is not None:
+    if isinstance(table, str):  # Markdown, whose lines must not be broken
+        print(table)
+    elif table is not None:
         Console().print(table)
     print(f"Written to {out}: {plan.files}")
 
