@@ -1,8 +1,9 @@
-"""The Python blocks of a page in docs/, run in order in one scope, and what they print.
+"""The Python blocks of a page in docs/ or of README.md, run in order in one scope, and what they print; its tables.
 
-    python tests/page_blocks.py docs/index.md       runs the page, and writes what its blocks print
+    python tests/page_blocks.py README.md       runs the page, and writes what its blocks print, and its tables
 
-A text block right after a Python block shows what that block prints.
+A text block right after a Python block shows what that block prints. Between <!-- FILE 1,3 --> and <!-- end --> are the
+rows 1 and 3 of the first table of a committed file.
 """
 
 import io
@@ -12,6 +13,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$(?:\n\n^```text\n(?P<shown>.*?)^```$)?", re.MULTILINE | re.DOTALL)
+TABLE = re.compile(r"<!-- (?P<path>\S+\.md) (?P<rows>[\d,]+) -->\n(?P<shown>.*?)<!-- end -->", re.DOTALL)
 NUMBER = re.compile(r"\d+(?:\.\d+)?%?")
 
 
@@ -37,11 +39,20 @@ def agree(shown: str, printed: str) -> bool:
     return all(abs(float(a.rstrip("%")) - float(b.rstrip("%"))) <= (5 if a.endswith("%") else 0.0015) for a, b in pairs)
 
 
+def rows_of(table: re.Match[str]) -> str:
+    """What a table of README.md should be."""
+    page = (Path(__file__).parents[1] / table["path"]).read_text(encoding="utf-8")
+    head, rule, *rows = re.search(r"(?:^\|.*\n)+", page, re.MULTILINE)[0].splitlines()  # type: ignore[index]
+    return "\n".join([head, rule, *(rows[int(number) - 1] for number in table["rows"].split(","))]) + "\n"
+
+
 def write(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for block, output in reversed(run(text)):
         if block["shown"] is not None:
             text = text[: block.start("shown")] + output + text[block.end("shown") :]
+    for table in reversed([*TABLE.finditer(text)]):
+        text = text[: table.start("shown")] + rows_of(table) + text[table.end("shown") :]
     path.write_text(text, encoding="utf-8")
 
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from page_blocks import BLOCK, agree, run
+from page_blocks import BLOCK, TABLE, agree, rows_of, run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,15 +29,11 @@ def test_the_example_is_that_of_the_site():
     assert BLOCK.search(README)[0] == BLOCK.search(home)[0]
 
 
-@pytest.mark.parametrize("path", re.findall(r"<!-- (\S+\.md) -->", README))
-def test_rows_are_those_of_the_committed_files(path):
-    """Head and rows of the first table of the file, in its order; some are left out."""
-    (shown,) = re.findall(rf"<!-- {path} -->\n(.*?)<!-- end -->", README, re.DOTALL)
-    table, lines = first_table(path), shown.splitlines()
-    assert lines[:2] == table[:2]
-    assert len(lines) >= 5
-    places = [table.index(line) for line in lines]
-    assert places == sorted(set(places))
+@pytest.mark.parametrize("table", [*TABLE.finditer(README)], ids=lambda table: table["path"])
+def test_rows_are_those_of_the_committed_files(table):
+    """`python tests/page_blocks.py README.md` writes them."""
+    assert table["shown"] == rows_of(table)
+    assert len(table["shown"].splitlines()) >= 5
 
 
 def test_no_contender_is_left_out():
@@ -48,8 +44,8 @@ def test_no_contender_is_left_out():
 
 
 def test_every_table_of_numbers_names_its_file():
-    rest = re.sub(r"<!-- \S+\.md -->\n.*?<!-- end -->", "", README, flags=re.DOTALL)
-    assert rest != README
+    rest = TABLE.sub("", README)
+    assert len(TABLE.findall(README)) == 3
     assert not re.findall(r"^\|.*\| *[+−-]?\d.*", rest, re.MULTILINE)
 
 
