@@ -119,7 +119,7 @@ def plan(what: str, options: Options) -> Plan:
 def fit_estimators(part: Comparison, data: Dataset, folder: Path, progress: Progress) -> None:
     """Fit each estimator to the labels of each noise level and seed, unless estimators.jsonl has its row."""
     path, rows, epochs = folder / "estimators.jsonl", slice(part.rows), part.training.epochs
-    kept, origin = read_rows(path), {**provenance(), "sklearn": sklearn.__version__}
+    kept, where_made = read_rows(path), {**provenance(), "sklearn": sklearn.__version__}
     for seed in part.seeds:
         split, made = data.split(seed), []
         for level in dict.fromkeys(cell.noise for cell in part.cells):
@@ -138,7 +138,7 @@ def fit_estimators(part: Comparison, data: Dataset, folder: Path, progress: Prog
                     model = estimator(epochs, seed).fit(split.train[0][rows], train)
                 seconds = round(time.perf_counter() - started, 3)
                 test = float(np.mean(model.predict(split.test[0]) == split.test[1]))
-                made.append({**run, **origin, "test": test, "seconds": seconds, "date": today()})
+                made.append({**run, **where_made, "test": test, "seconds": seconds, "date": today()})
         append_rows(path, made)
         progress(1, 1, f"seed {seed}: estimators")
 
@@ -249,13 +249,13 @@ class, the surest first: a fraction of all labels.
 
 A perceptron with two hidden layers of {rows[0]["width"]} units, Adam at {RATE:g} for every loss. {trained}.
 
-{origin(rows)}.
+{made_by_commits(rows)}.
 
 ![]({name}.png)
 {estimators_markdown(fitted) if fitted else ""}"""
 
 
-def origin(rows: list[Row]) -> str:
+def made_by_commits(rows: list[Row]) -> str:
     """Say which commits made the rows, on what and until when."""
     commits = sorted({row["commit"] for row in rows})
     made = maker(rows[0], f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}")
@@ -271,7 +271,7 @@ def estimators_markdown(rows: list[Row]) -> str:
 Parameters are the defaults, except that both networks take batches of 32 and at most as many epochs as those above.
 BiTemperedMLPClassifier then follows the default schedule; BiTemperedLogisticRegression has t1 = 0.8, t2 = 1.2.
 
-{origin(rows)}, and scikit-learn {rows[0]["sklearn"]}.
+{made_by_commits(rows)}, and scikit-learn {rows[0]["sklearn"]}.
 """
 
 
