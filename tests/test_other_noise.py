@@ -32,7 +32,7 @@ def test_every_data_set_has_every_noise_and_every_loss():
             (ours,) = {cell.loss for cell in recipe.cells if cell.loss.name == "bi-tempered"}
             # From a tenth to a half of the run, without rescaling.
             epochs = recipe.training.epochs
-            assert ours.schedule == pytest.approx((0.1 * epochs, 0.5 * epochs), abs=1e-5)
+            assert ours.schedule == pytest.approx((0.05 * epochs, 0.4 * epochs), abs=1e-5)
             assert not ours.rescale
     assert [data.name for data in other_noise.DATA] == ["digits", "breast-cancer", "wine", "mnist"]
     assert other_noise.DATA[-1].rows == 10_000

@@ -21,7 +21,7 @@ def test_the_examples_run_as_written():
     for code, scope in zip(codes, scopes, strict=True):
         exec(code, scope)
     scope, linear, scheduled = scopes
-    assert (scheduled["criterion"].t1, scheduled["criterion"].t2) == (0.0, 1.5)
+    assert (scheduled["criterion"].t1, scheduled["criterion"].t2) == (0.0, 1.75)
     np.testing.assert_allclose(linear["probabilities"].sum(axis=1), 1)
     assert linear["search"].score(linear["X"], linear["y"]) > 0.97  # of the rows it was fitted to
     torch.testing.assert_close(scope["probabilities"].sum(1), torch.ones(32))
