@@ -22,7 +22,10 @@ PICTURES = ("results/*/*.png", "benchmarks/*.png")
 EXAMPLES = "examples/*.py"
 
 TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
-DIRECTIVE = re.compile(r"^\{\{ table (\S+?)(?: (\d+))? \}\}$", re.MULTILINE)
+# The table, which of the file's it is, and what its lines must have.
+DIRECTIVE = re.compile(
+    r"^\{\{ table (\S+?)(?: (\d+))?(?: where (.+?))? \}\}$", re.MULTILINE
+)
 LINK = re.compile(r"\]\((\.\./[^)#\s]+)")
 FROM_NETWORK = re.compile(
     r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"(?:https?:)?//|<link\b(?![^>]*canonical)[^>]*\bhref=\"(?:https?:)?//"
@@ -103,8 +106,15 @@ def on_page_markdown(
             raise PluginError(
                 f"{page.file.src_uri}: {path} has {len(tables)} tables, not {number}"
             )
+        head, rule, *lines = tables[number - 1].splitlines()
+        wanted = directive[3].split(" and ") if directive[3] else []
+        kept = [line for line in lines if all(f"| {text} |" in line for text in wanted)]
+        if not kept:
+            raise PluginError(
+                f"{page.file.src_uri}: no line of {path} has {' and '.join(wanted)}"
+            )
         source = f"[{path}]({posixpath.relpath(path, here or '.')}){{ .source }}"
-        return f"{tables[number - 1].rstrip()}\n\n{source}"
+        return "\n".join([head, rule, *kept, "", source])
 
     if page.file.src_uri.startswith(("results/", "benchmarks/")):
         return markdown
