@@ -341,7 +341,7 @@ def report(
 ) -> None:
     """Render tables and figures again from the rows of earlier runs, without training or data.
 
-    Without an argument, render every folder in results. Figure 2's picture is not in its rows: reproduce it.
+    Without an argument, render every folder in results.
     """
     try:
         from bitempered.experiments import report as reports
@@ -364,8 +364,6 @@ def report(
             target.mkdir(parents=True, exist_ok=True)
             reports.write(target, pages)
         print(f"Written to {target}: {', '.join(pages)}")
-        if "figure2.md" in pages:
-            print("The pictures of figure 2 cannot be drawn from rows: run bitempered reproduce figure2")
 
 
 @app.command()

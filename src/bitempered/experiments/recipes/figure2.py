@@ -348,8 +348,7 @@ def part(recipe: Figure2, rows: list[Row]) -> str:
 
 def render(path: Path) -> Pages:
     """Render the page and the pictures again, from a file of rows and the probabilities beside it."""
-    rows, kept = read_rows(path), path.with_name(PROBABILITIES)
-    shown = read_probabilities(kept) if kept.exists() else None
+    rows, shown = read_rows(path), read_probabilities(path.with_name(PROBABILITIES))
     recipes, pictures = [], {}
     names = [field.name for field in fields(Figure2) if field.name != "seeds"]
     for settings in dict.fromkeys(row["settings"] for row in rows):
@@ -357,8 +356,7 @@ def render(path: Path) -> Pages:
         values = {**{name: found[0][name] for name in names}, "radii": tuple(found[0]["radii"])}
         recipe = Figure2(seeds=len({row["seed"] for row in found}), **values)
         recipes.append(recipe)
-        if shown is not None:
-            pictures[recipe.file] = png(draw(recipe, found, shown))
+        pictures[recipe.file] = png(draw(recipe, found, shown))
     return {"figure2.md": markdown(recipes, rows).encode(), **pictures}
 
 
