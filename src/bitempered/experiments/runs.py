@@ -179,7 +179,7 @@ def commit() -> str:
         # An installed copy may lie inside somebody else's repository: ask whether git tracks it.
         git("ls-files", "--error-unmatch", here.name)
         # Only code counts, not results that are being written.
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*.c", ":/*.toml")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*.c", ":/*.h", ":/*.toml")
         return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
