@@ -181,6 +181,12 @@ def test_a_schedule_moves_the_temperatures_by_epoch(small, tmp_path, monkeypatch
     assert row["numbers"] == [0.5, 2.0]
 
 
+@pytest.mark.parametrize("noise_model", ["pair-flip", "symmetric-all", ""])
+def test_noise_that_no_run_makes_is_refused(noise_model):
+    with pytest.raises(ValueError, match=f"unknown noise model {noise_model!r}; choose from: symmetric, human"):
+        replace(TINY_A, noise_model=noise_model)
+
+
 def test_bad_schedules_are_refused():
     with pytest.raises(ValueError, match="schedule are for the bi-tempered loss, got logistic"):
         replace(LOGISTIC, schedule=(1, 2))

@@ -29,6 +29,7 @@ from bitempered.experiments.train import staircase
 __all__ = ["Cifar100", "Protocol", "Setting", "run"]
 
 CLASSES = 100
+NOISE = ("symmetric", "human")
 MEAN, DEVIATION = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)  # of CIFAR-100's pixels, red, green, blue
 
 
@@ -50,6 +51,10 @@ class Protocol:
     width: int = 64
     measure_every: int = 1  # epochs; the last is always measured
 
+    def __post_init__(self) -> None:
+        if self.noise_model not in NOISE:
+            raise ValueError(f"unknown noise model {self.noise_model!r}; choose from: {', '.join(NOISE)}")
+
     def rate_factor(self, epoch: int) -> float:
         """The factor of the learning rate in an epoch, counted from 0."""
         if self.stairs:
@@ -59,7 +64,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Setting:
-    """One run: a loss, its noise and its seed. `held_out` images are not trained on; their noisy labels choose.
+    """One run: a loss, its noise and its seed. `held_out` images are not trained on; their noisy labels choose the epoch.
 
     `rate` and `weight_decay` are the protocol's unless they are given.
     """
