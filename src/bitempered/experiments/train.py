@@ -34,6 +34,7 @@ OPTIMIZERS = {"adam": 2, "adadelta": 2, "sgd": 1}  # how many numbers each keeps
 SHOWN = 5_000  # training rows whose accuracy is measured after each epoch
 
 WIDTH = 256
+MOMENTUM = 0.9
 METRICS = ("training_loss", "validation", "test", "clean", "noisy")  # of each member after each epoch
 Metrics = list[dict[str, Any]]  # by epoch; each value is a number, or a list with one per member
 
@@ -49,7 +50,7 @@ class Training:
     steps: int | None = None  # the run ends after this many, if its epochs have more
     stairs: tuple[float, ...] = ()  # fractions of the run after which the rate falls to a tenth
     warmup: int = 0  # steps in which the rate rises from 0
-    momentum: float = 0.9
+    momentum: float = MOMENTUM  # of SGD; other optimizers have their own
     weight_decay: float = 0.0
     clip: float | None = None  # largest norm of a member's gradient
     augment: bool = False  # images are mirrored and moved by up to 4 pixels at random
@@ -67,6 +68,10 @@ class Training:
             raise ValueError(f"weight_decay must be a finite number >= 0, got {self.weight_decay}")
         if self.width != WIDTH and not NETWORKS[self.network].has_width:
             raise ValueError(f"{self.network} has a width of its own; leave out the width, got {self.width}")
+        if self.augment and NETWORKS[self.network].flat:
+            raise ValueError(f"augment moves images, and {self.network} takes rows; set augment=False")
+        if self.momentum != MOMENTUM and self.optimizer != "sgd":
+            raise ValueError(f"momentum is for sgd; leave it out for {self.optimizer}, got {self.momentum}")
 
     def length(self, rows: int) -> int:
         """Return the number of epochs for this many training rows; the last may be cut short."""

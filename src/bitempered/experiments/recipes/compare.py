@@ -105,9 +105,8 @@ def request(
         raise ValueError("each loss can be named once, or once for each learning rate (as in mae@0.01,mae@0.1)")
     training = default_training(dataset)
     if network is not None:
-        training = replace(training, network=network)
-        if NETWORKS[network].flat:
-            training = replace(training, augment=False)  # it is for images
+        flat = network in NETWORKS and NETWORKS[network].flat
+        training = replace(training, network=network, augment=training.augment and not flat)  # which is for images
     if epochs is not None:
         training = replace(training, epochs=epochs, steps=None)
     if weight_decay is not None:
