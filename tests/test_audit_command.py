@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from experiment_cases import error_lines, invoke
+from sklearn.datasets import load_breast_cancer, load_wine
 
 from bitempered import noise
 from bitempered.audit import SCORES, Audit
@@ -108,6 +109,21 @@ def test_images_are_pictures():
     assert set(pages) == {"audit.csv", "audit.html"}
     page = checked(pages["audit.html"].decode())
     assert page.tags.count("img") == len(page.loaded) == min(100, max(12, audited.found.wrong.sum()))
+
+
+@pytest.mark.parametrize(("name", "published"), [("wine", load_wine), ("breast-cancer", load_breast_cancer)])
+def test_registered_tables_are_audited_as_tables(name, published, tmp_path):
+    rows = audits.read(name)
+    features, labels = published(return_X_y=True)
+    assert rows.images is None
+    np.testing.assert_array_equal(rows.features, features)
+    np.testing.assert_array_equal(rows.labels, labels)
+    done = invoke("audit", name, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert len(rows_of(tmp_path / "audit.csv")) == len(labels)
+    page = checked((tmp_path / "audit.html").read_text())
+    assert "img" not in page.tags
+    assert "feature 8" in page.text
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import RepeatedStratifiedKFold
 from sklearn.pipeline import make_pipeline
@@ -17,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 from bitempered.audit import SCORES, Audit, label_issues, out_of_fold
 from bitempered.experiments.audit_report import Audited, Rows, page
-from bitempered.experiments.datasets import check, is_table, read_parts
+from bitempered.experiments.datasets import DATASETS, check, is_table, read_parts
 from bitempered.experiments.report import Pages
 from bitempered.experiments.sources import DataError, as_text, read_csv, read_parquet, read_table
 from bitempered.sklearn import BiTemperedMLPClassifier
@@ -47,18 +46,22 @@ def check_request(dataset: str, score: str, repeats: int, label_column: str | No
 
 
 def read(dataset: str, label_column: str = "label", data_dir: Path | None = None) -> Rows:
-    """Read a table by its path, or the training rows of a registered data set, in their published order."""
+    """Read a table by its path, or the rows of a registered data set in their published order.
+
+    Of a data set that is published in two parts, those are the training rows.
+    """
     check(dataset)
     if is_table(dataset):
         table = read_table(Path(dataset), label_column)
         return Rows(dataset, table.features, table.labels, table.classes, table.columns)
-    if dataset == "digits":  # all of them, in scikit-learn's order
-        pixels, labels = load_digits(return_X_y=True)
-        images = (pixels.reshape(-1, 1, 8, 8) * (255 / 16)).round().astype(np.uint8)
-    else:
-        (images, labels), _ = read_parts(dataset, data_dir)
-    features = images.reshape(len(images), -1).astype(np.float32) / 255
-    return Rows(dataset, features, labels.astype(np.int64), [str(c) for c in range(labels.max() + 1)], [], images)
+    entry = DATASETS[dataset]
+    values, labels = entry.published() if entry.published else read_parts(dataset, data_dir)[0]
+    classes = [str(number) for number in range(entry.num_classes)]
+    if values.ndim == 4:
+        features = values.reshape(len(values), -1).astype(np.float32) / 255
+        return Rows(dataset, features, labels.astype(np.int64), classes, [], values)
+    columns = [f"feature {number}" for number in range(1, 1 + values.shape[1])]
+    return Rows(dataset, values, labels.astype(np.int64), classes, columns)
 
 
 def classifier(rows: int) -> BiTemperedMLPClassifier:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,7 @@ class DatasetEntry:
     human_labels: HumanLabels | None = None
     standardise: bool = False  # every column, by the training rows
     mistaken: Mapping[int, int] | None = None  # what some classes are often mistaken for, if that is known
+    published: Callable[[], Part] | None = None  # all rows in their published order, if `read` has another
 
 
 def read_digits(paths: list[Path]) -> Parts:
@@ -54,6 +56,12 @@ def read_digits(paths: list[Path]) -> Parts:
     pixels, labels = load_digits(return_X_y=True)
     # Pixels are counts from 0 to 16.
     return divide("digits", (pixels / 16).astype(np.float32), labels.astype(np.int64), 797, 2019)
+
+
+def digit_images() -> Part:
+    """Return the same digits as images of bytes."""
+    pixels, labels = load_digits(return_X_y=True)
+    return (pixels.reshape(-1, 1, 8, 8) * (255 / 16)).round().astype(np.uint8), labels.astype(np.int64)
 
 
 def read_breast_cancer(paths: list[Path]) -> Parts:
@@ -92,7 +100,7 @@ CIFAR100N = HumanLabels("cifar100n.npz", "cifar-100n", 100, wrong=0.402)
 DATASETS = {
     "digits": DatasetEntry(
         None, read_digits, 10, Training("mlp", "adam", epochs=150, batch_size=125), validation_rows=500,
-        mistaken=DIGITS,
+        mistaken=DIGITS, published=digit_images,
     ),
     "mnist": DatasetEntry(
         MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500), mistaken=DIGITS
@@ -108,10 +116,11 @@ DATASETS = {
     ),
     "breast-cancer": DatasetEntry(
         None, read_breast_cancer, 2, Training("mlp", "adam", epochs=100, batch_size=32), validation_rows=100,
-        standardise=True,
+        standardise=True, published=partial(load_breast_cancer, return_X_y=True),
     ),
     "wine": DatasetEntry(
-        None, read_wine, 3, Training("mlp", "adam", epochs=200, batch_size=32), validation_rows=40, standardise=True
+        None, read_wine, 3, Training("mlp", "adam", epochs=200, batch_size=32), validation_rows=40, standardise=True,
+        published=partial(load_wine, return_X_y=True),
     ),
 }  # fmt: skip
 TABLES = (".csv", ".parquet")
