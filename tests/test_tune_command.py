@@ -19,7 +19,7 @@ from bitempered.experiments import cells, tune_report
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import compare, tune, tuned
-from bitempered.experiments.runs import find
+from bitempered.experiments.runs import RESULTS, find
 from bitempered.torch import bi_tempered_logistic_loss
 
 OPTIONS = ["tune", "--trials", 4, "--epochs", 2]
@@ -67,6 +67,19 @@ def test_the_command_end_to_end(tmp_path):
         "bitempered: the study 'digits-0.4-bi-tempered' was made with other about: epochs was 2, not 3; give another "
         "name or storage"
     ]
+
+
+def test_a_study_of_other_results_or_another_version_is_refused(tmp_path, monkeypatch):
+    options = ["tune", "--trials", 1, "--epochs", 1, "--loss", "logistic", "--out", tmp_path]
+    assert invoke(*options).exit_code == 0
+    for name, value, shown in (("RESULTS", RESULTS + 1, "results was"), ("__version__", "0.0.0", "bitempered was")):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"bitempered.experiments.runs.{name}", value)
+            other = invoke(*options)
+        assert other.exit_code == 1
+        (line,) = error_lines(other)
+        assert shown in line
+    assert invoke(*options).exit_code == 0
 
 
 def test_printed_python_runs():
@@ -249,7 +262,13 @@ def test_tuned_in_small(tmp_path):
     rows = read_rows(tmp_path / "tuned.jsonl")
     assert sorted({tuned.contender(row) for row in rows}) == sorted(tuned.CONTENDERS)
     assert len(rows) == 6  # three contenders, scored on noisy and on clean labels
-    assert len(read_rows(tmp_path / "trials.jsonl")) == 8  # two of each loss for each
+    trials = read_rows(tmp_path / "trials.jsonl")
+    assert len(trials) == 8  # two of each loss for each
+    for row in trials:
+        assert row["results"] == RESULTS
+        assert row["seeds"] == list(tuned.SEARCH_SEEDS)
+        assert all(row[name] for name in ("data", "bitempered", "commit", "device", "date"))
+        assert {made["data"].split("-")[0] for made in rows} == {row["data"]}
     again = invoke("reproduce", "tuned", "--quick", "--out", tmp_path)
     assert again.exit_code == 0, again.output
     assert results(read_rows(tmp_path / "tuned.jsonl")) == results(rows)

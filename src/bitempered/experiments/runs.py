@@ -32,6 +32,7 @@ __all__ = [
     "find",
     "identity",
     "make",
+    "measure_once",
     "one_thread",
     "plain",
     "provenance",
@@ -128,6 +129,23 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: P
                     path.unlink(missing_ok=True)
         done[place] = [row for run in job.runs if (row := find(kept, run)) is not None]
     return [row for place in range(len(jobs)) for row in done[place]]
+
+
+def measure_once(
+    folder: Path, name: str, run: Row, measure: Callable[[], Row], *, device: str, on_wait: Callable[[], object]
+) -> Row:
+    """Return the row of a run in `name`.jsonl; if there is none, append what `measure` returns.
+
+    One process at a time does so; others call `on_wait` again and again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.jsonl"
+    with lock(folder, name, on_wait):
+        row = find(read_rows(path), run)
+        if row is None:
+            row = {**run, **provenance(device), **measure(), "date": today()}
+            append_rows(path, [row])
+    return row
 
 
 @contextmanager

@@ -64,8 +64,9 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Setting:
-    """One run: a loss, its noise and its seed. `held_out` images are not trained on; their noisy labels choose the epoch.
+    """One run: a loss, its noise and its seed.
 
+    `held_out` images are not trained on; their noisy labels choose the epoch.
     `rate` and `weight_decay` are the protocol's unless they are given.
     """
 

@@ -21,7 +21,7 @@ from bitempered.experiments.datasets import is_table
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.recipes import compare
-from bitempered.experiments.runs import Progress, Row, one_thread
+from bitempered.experiments.runs import Progress, Row, identity, one_thread
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import train
 
@@ -171,7 +171,7 @@ def run(
             found = tune.tune(
                 objective(request, data, epochs, device), trials=request.trials, storage=storage, name=request.study,
                 space={"rate": RATES[training.optimizer]}, first=first, progress=progress,
-                about=request.setting() | {"data": data.digest},
+                about=identity(request.setting(), data.digest),
             )  # fmt: skip
     except tune.OtherStudy as error:
         raise DataError(str(error)) from error

@@ -21,7 +21,7 @@ from bitempered.experiments.recipes.compare import default_recipe
 from bitempered.experiments.recipes.defaults import Data
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, made_by, rich_table, seeds_in_words, spread, table_csv, write
-from bitempered.experiments.runs import Progress, Row
+from bitempered.experiments.runs import Progress, Row, identity, provenance, today
 from bitempered.experiments.train import Training
 
 __all__ = ["plan", "render"]
@@ -47,6 +47,7 @@ def plan(what: str, options: Options) -> Plan:
         folder.mkdir(parents=True, exist_ok=True)
         trained: list[Row] = []
         tried: list[Row] = []
+        maker = provenance()
         known: dict[str, Dataset] = {}
         for place, (data, level, clean) in enumerate(parts):
 
@@ -63,7 +64,11 @@ def plan(what: str, options: Options) -> Plan:
             for loss in tune.LOSSES:
                 request = tune.Request(replace(base, seeds=SEARCH_SEEDS), loss, trials, None, data_dir)
                 best, found = tune.run(request, folder / "study.db", tell, data=known[data.name])
-                tried += [{"study": request.study, **row} for row in tune_report.rows(found.study)]
+                run = {
+                    "study": request.study, **identity(request.setting(), known[data.name].digest), **maker,
+                    "date": today(),
+                }  # fmt: skip
+                tried += [{**run, **row} for row in tune_report.rows(found.study)]
                 recipes.append(best)
             for recipe in recipes:
                 training = replace(base.training, weight_decay=recipe.decay)
