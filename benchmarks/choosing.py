@@ -62,7 +62,7 @@ def run_one(noise_model: str, seed: int) -> list[Row]:
 
 
 def chosen(rows: list[Row], by: str) -> list[float]:
-    """The test accuracy of the model that is best on these labels, for each seed; of equals the first."""
+    """The test accuracy of the model that is best on these labels, for each seed; the first if tied."""
     return [max((row for row in rows if row["seed"] == seed), key=lambda row: row[by])["test"] for seed in SEEDS]
 
 
@@ -97,10 +97,10 @@ What there is to choose from, accuracy in %:
 
 def measure() -> list[Row]:
     torch.set_num_threads(1)
-    origin = provenance() | {"sklearn": sklearn.__version__, "date": today()}
+    made_on = provenance() | {"sklearn": sklearn.__version__, "date": today()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the number of epochs is given
-        return [row | origin for noise_model in NOISE for seed in SEEDS for row in run_one(noise_model, seed)]
+        return [row | made_on for noise_model in NOISE for seed in SEEDS for row in run_one(noise_model, seed)]
 
 
 def main() -> None:
