@@ -23,7 +23,7 @@ from sklearn.exceptions import ConvergenceWarning
 from bitempered import noise
 from bitempered.audit import audit
 from bitempered.experiments.audits import classifier
-from bitempered.experiments.cells import mistaken
+from bitempered.experiments.cells import confused_classes
 from bitempered.experiments.report import grid, made_by, measure_or_render, spread
 from bitempered.experiments.runs import provenance, today
 
@@ -34,7 +34,7 @@ RATE = 0.4
 NOISE: dict[str, Callable[..., np.ndarray]] = {
     "symmetric": lambda y, rng: noise.symmetric(y, RATE, rng=rng, num_classes=10),
     "pair-flip": lambda y, rng: noise.pair_flip(y, RATE, rng=rng, num_classes=10),
-    "class-dependent": lambda y, rng: noise.asymmetric(y, RATE, rng=rng, mapping=mistaken("digits", 10)),
+    "class-dependent": lambda y, rng: noise.asymmetric(y, RATE, rng=rng, mapping=confused_classes("digits", 10)),
 }
 MODELS: dict[str, dict[str, Any]] = {
     "cross-entropy": {"t1": 1.0, "t2": 1.0},

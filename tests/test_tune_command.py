@@ -17,8 +17,10 @@ from torch.nn.functional import cross_entropy
 
 from bitempered.experiments import cells, tune_report
 from bitempered.experiments.files import read_rows
-from bitempered.experiments.losses import Loss
+from bitempered.experiments.losses import Loss, LossSettings
+from bitempered.experiments.optimizers import OPTIMIZERS
 from bitempered.experiments.recipes import compare, tune, tuned
+from bitempered.experiments.recipes.shared import SEARCH_SEED
 from bitempered.experiments.runs import RESULTS, find
 from bitempered.torch import bi_tempered_logistic_loss
 
@@ -53,7 +55,7 @@ def test_the_command_end_to_end(tmp_path):
     again = invoke(*shlex.split(command)[1:], "--seeds", 1, "--out", tmp_path / "compare")
     assert again.exit_code == 0, again.output
     (row,) = read_rows(tmp_path / "compare" / "compare.jsonl")
-    searched = cells.run(replace(cells.recipe_of([row]), seeds=(tune.SEARCH_SEED,)), tmp_path / "again", silent)
+    searched = cells.run(replace(cells.comparison_of([row]), seeds=(SEARCH_SEED,)), tmp_path / "again", silent)
     assert (searched[0]["validation_last"] + searched[0]["validation_chosen"]) / 2 == pytest.approx(study.best_value)
 
     # A finished study is only read; more trials go on with it; another setting is refused.
@@ -83,14 +85,12 @@ def test_a_study_of_other_results_or_another_version_is_refused(tmp_path, monkey
 
 
 def test_printed_python_runs():
-    recipe = tune.Recipe(Loss("bi-tempered", (0.3, 1.5), (0.5, 1.5), smoothing=0.1), 0.01, 1e-4)
-    for one in (recipe, tune.Recipe(Loss("logistic", smoothing=0.1), 0.01, 1e-4)):
-        for optimizer in tune.START:
-            request = tune.request(epochs=2)
-            training = replace(request.comparison.training, optimizer=optimizer)
-            request = replace(request, comparison=replace(request.comparison, training=training))
+    recipe = LossSettings(Loss("bi-tempered", (0.3, 1.5), (0.5, 1.5), smoothing=0.1), 0.01, 1e-4)
+    for one in (recipe, LossSettings(Loss("logistic", smoothing=0.1), 0.01, 1e-4)):
+        for optimizer in OPTIMIZERS:
+            training = replace(tune.request(epochs=2).comparison.training, optimizer=optimizer)
             scope = {"model": torch.nn.Linear(2, 3)}
-            exec(tune.python(request, one), scope)
+            exec(tune_report.python(training, one), scope)
             assert scope["optimizer"].param_groups[0]["weight_decay"] == 1e-4
             assert scope["criterion"].label_smoothing == 0.1
     assert scope["optimizer"].defaults["momentum"] == 0.9
@@ -242,7 +242,7 @@ def test_rows_from_before_smoothing_are_found():
     setting = TINY.setting(TINY.cells[0], 0)
     old = {name: value for name, value in setting.items() if name not in ("smoothing", "clean_rows")}
     assert find([old], setting) is old
-    assert cells.recipe_of([old | {"seed": 0}]).clean_rows is None
+    assert cells.comparison_of([old | {"seed": 0}]).clean_rows is None
     smoothed = TINY.setting(replace(TINY.cells[0], loss=Loss("logistic", smoothing=0.1)), 0)
     assert find([old], smoothed) is None
 
@@ -269,6 +269,7 @@ def test_tuned_in_small(tmp_path):
         assert row["seeds"] == list(tuned.SEARCH_SEEDS)
         assert all(row[name] for name in ("data", "bitempered", "commit", "device", "date"))
         assert {made["data"].split("-")[0] for made in rows} == {row["data"]}
+    assert "had 2 trials, of 2 networks each" in (tmp_path / "tuned.md").read_text()
     again = invoke("reproduce", "tuned", "--quick", "--out", tmp_path)
     assert again.exit_code == 0, again.output
     assert results(read_rows(tmp_path / "tuned.jsonl")) == results(rows)

@@ -255,8 +255,10 @@ def tune(
     with clear_errors(out, "the finished trials are kept: run the same command to continue"):
         with progress_bar() as progress:
             best, found = recipe.run(request, storage or out / "study.db", progress, device=device)
-        command, python = recipe.command(request, best), recipe.python(request, best)
-        title = recipe.title(request)
+        comparison = request.comparison
+        command = tune_report.command(comparison, best, data_dir)
+        python = tune_report.python(comparison.training, best)
+        title = tune_report.title(comparison, loss, request.clean_file)
         report.write(out, tune_report.pages(title, found.study, command, python))
     print(title)
     shown = ", ".join(f"{name} {part:.0%}" for name, part in tune_report.importances(found.study).items())
@@ -504,7 +506,7 @@ def choose_device(device: str | None) -> str:
 
 @contextmanager
 def clear_errors(out: Path, after_ctrl_c: str = "run the same command to continue") -> Iterator[None]:
-    """Print one line for any error with a folder of results, and `after_ctrl_c` if it is stopped so."""
+    """Print one line for any error with a folder of results, and `after_ctrl_c` on Ctrl-C."""
     from bitempered.experiments.checkpoints import BadCheckpoint
     from bitempered.experiments.files import BadRows
     from bitempered.experiments.sources import DataError

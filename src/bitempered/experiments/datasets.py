@@ -25,8 +25,9 @@ from bitempered.experiments.train import Training
 __all__ = [
     "CIFAR100N",
     "DATASETS",
+    "LABEL_COLUMN",
     "DatasetEntry",
-    "check",
+    "check_dataset",
     "default_training",
     "is_table",
     "read",
@@ -124,10 +125,11 @@ DATASETS = {
     ),
 }  # fmt: skip
 TABLES = (".csv", ".parquet")
+LABEL_COLUMN = "label"  # of a table, unless another is named
 TABLE_TRAINING = Training("mlp", "adam", epochs=100)
 
 
-def check(name: str) -> None:
+def check_dataset(name: str) -> None:
     """Raise a ValueError that lists the data sets if `name` is neither one of them nor a table's file."""
     if name not in DATASETS and not is_table(name):
         known = [*DATASETS, "a path that ends in .csv or .parquet"]
@@ -142,14 +144,16 @@ def default_training(name: str) -> Training:
     return DATASETS[name].training if name in DATASETS else TABLE_TRAINING
 
 
-def read(name: str, data_dir: Path | None = None, label_column: str = "label", test_file: str | None = None) -> Dataset:
+def read(
+    name: str, data_dir: Path | None = None, label_column: str = LABEL_COLUMN, test_file: str | None = None
+) -> Dataset:
     """Read a data set by name, or a table by its path.
 
     Files are read from `data_dir`, or else downloaded once. Images stay uint8, a quarter of the size of float32, and
     are scaled where they are used. A CSV or Parquet file gives a fifth of its rows each to test and validation; its
     columns are standardised. With a `test_file`, a table with the same columns, all test rows come from there.
     """
-    check(name)
+    check_dataset(name)
     if name in DATASETS:
         entry = DATASETS[name]
         parts = read_parts(name, data_dir)

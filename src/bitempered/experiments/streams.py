@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from bitempered.experiments.networks import MODULES
 from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, plain
 from bitempered.experiments.train import staircase
 
-__all__ = ["Cifar100", "Protocol", "Setting", "run"]
+__all__ = ["PROTOCOL_KEYS", "Cifar100", "Protocol", "Setting", "run"]
 
 CLASSES = 100
 NOISE = ("symmetric", "human")
@@ -60,6 +60,11 @@ class Protocol:
         if self.stairs:
             return staircase(epoch, self.epochs, self.stairs)
         return (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+
+
+# The keys of a row that a protocol sets, though a setting may have its own rate and decay.
+PROTOCOL_NAMES = {"name": "protocol", "rate": "learning_rate"}
+PROTOCOL_KEYS = tuple(PROTOCOL_NAMES.get(field.name, field.name) for field in fields(Protocol))
 
 
 @dataclass(frozen=True)
@@ -185,12 +190,10 @@ class StreamedRun:
 
     def identity(self) -> Row:
         """Return everything that the numbers depend on, by the keys of a row."""
-        protocol = plain(self.protocol)
-        del protocol["rate"]
-        protocol |= {"protocol": protocol.pop("name"), "learning_rate": self.base_rate}
-        protocol["weight_decay"] = self.weight_decay
+        protocol = {PROTOCOL_NAMES.get(name, name): value for name, value in plain(self.protocol).items()}
         setting = {
-            "dataset": "cifar100", **protocol, "noise": self.setting.noise,
+            "dataset": "cifar100", **protocol, "learning_rate": self.base_rate, "weight_decay": self.weight_decay,
+            "noise": self.setting.noise,
             **self.setting.loss.row(), "seed": self.setting.seed, "held_out": self.setting.held_out,
         }  # fmt: skip
         return identity(setting, self.data)

@@ -21,7 +21,7 @@ from bitempered.experiments.data import fingerprint
 from bitempered.experiments.files import BadRows, Row, read_rows, write_atomically, write_rows
 from bitempered.experiments.networks import Illustration
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.report import Pages, grid, made_by, png, write
+from bitempered.experiments.report import Pages, grid, made_by, one_or_many, png, write
 from bitempered.experiments.runs import Progress, identity, one_thread, plain, provenance, today
 from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 
@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 LOSSES = ("logistic", "bi-tempered")
+MEDIAN = "median of {} seeds"
 PROBABILITIES = "figure2.npz"  # those that are drawn
 
 
@@ -171,7 +172,7 @@ def plan(what: str, options: Options) -> Plan:
 
     pictures = ", ".join(recipe.file for recipe in recipes)
     files = f"{pictures}, figure2.md, figure2.jsonl, {PROBABILITIES}"
-    return Plan(f"figure2{'-quick' if options.quick else ''}", make, files)
+    return Plan("figure2", make, files)
 
 
 def run(recipe: Figure2, progress: Progress) -> tuple[list[Row], Probabilities]:
@@ -294,10 +295,6 @@ def medians(rows: list[Row], column: Column) -> list[float]:
     ]
 
 
-def seeds_in_words(recipe: Figure2) -> str:
-    return "one seed" if recipe.seeds == 1 else f"median of {recipe.seeds} seeds"
-
-
 def describe(column: Column) -> str:
     """Say which labels are wrong."""
     if column.noise in ("none", "random"):
@@ -340,7 +337,7 @@ def part(recipe: Figure2, rows: list[Row]) -> str:
         remark = "Net, data and optimiser of the authors' demonstration; the noise is ours, and nothing was chosen."
     constant = 100 * accuracy(recipe, np.zeros((recipe.side, recipe.side)))
     return (
-        f"## {title}, {seeds_in_words(recipe)}\n\n{table}\n\n"
+        f"## {title}, {one_or_many(recipe.seeds, MEDIAN)}\n\n{table}\n\n"
         f"{recipe.points} points, {recipe.steps} full-batch steps of {steps}. {remark} A net that answers class 0"
         f" everywhere gets {constant:.1f}.\n\n![]({recipe.file})\n"
     )
@@ -385,8 +382,8 @@ def draw(recipe: Figure2, rows: list[Row], shown: Probabilities) -> Figure:
     axes[0, 0].set_ylabel("Logistic", fontsize="x-large")
     axes[1, 0].set_ylabel("Bi-Tempered", fontsize="x-large")
     figure.suptitle(
-        f"Accuracy on clean labels over a grid, {seeds_in_words(recipe)}; points, probability and boundary (white)"
-        + (" of the median seed" if recipe.seeds > 1 else ""),
+        f"Accuracy on clean labels over a grid, {one_or_many(recipe.seeds, MEDIAN)}; "
+        f"points, probability and boundary (white){' of the median seed' if recipe.seeds > 1 else ''}",
         fontsize="medium",
     )
     shade = figure.colorbar(axes[0, 0].images[0], ax=axes, shrink=0.6, ticks=[0, 0.5, 1])

@@ -16,8 +16,10 @@ from bitempered.experiments.datasets import DATASETS
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.recipes.table1 import LEVELS, SEARCH_SEED, TABLE1
+from bitempered.experiments.recipes.shared import SEARCH_SEED, best, nearest
+from bitempered.experiments.recipes.table1 import LEVELS, TABLE1
 from bitempered.experiments.report import (
+    MOMENTS,
     Pages,
     draw_curves,
     grid,
@@ -44,10 +46,10 @@ CONTENDERS: Settings = {
         (Loss("bi-tempered", END, epochs), rate) for epochs in ((2, 8), (5, 15)) for rate in (0.1, 0.3, 1.0)
     ),
 }
-TAKES = {0.0: 0.0, 0.1: 0.2, 0.2: 0.2, 0.3: 0.4, 0.4: 0.4, 0.5: 0.4}  # the searched level whose settings a level takes
+SEARCHED_AT = (0.0, 0.2, 0.4)
+TAKES = {level: nearest(level, SEARCHED_AT) for level in LEVELS}  # the searched level whose settings a level takes
 SHOWN = (0.2, 0.4)  # in the figure
 COLOURS = dict(zip(CONTENDERS, ("tab:orange", "tab:green", "tab:blue"), strict=True))
-MOMENTS = (("test_last", "last epoch"), ("test_chosen", "chosen epoch"))
 TRAINING = DATASETS["mnist"].training
 SEARCH = replace(TRAINING, epochs=240)
 
@@ -82,7 +84,7 @@ def plan(what: str, options: Options) -> Plan:
         return rich_table(title(rows), head(levels), lines(groups(rows, tried)))
 
     files = f"{what}.md, {what}.csv, {what}.png, curves.jsonl, {what}.jsonl (delete it to train again)"
-    return Plan(f"{what}{'-quick' if options.quick else ''}", make, files)
+    return Plan(what, make, files)
 
 
 def settings() -> list[tuple[Loss, float]]:
@@ -93,17 +95,12 @@ def chosen(tried: list[Row], levels: tuple[float, ...]) -> dict[str, list[Cell]]
     """Return the cells of each contender, one for each level, by the last epoch's accuracy on noisy labels."""
     found = {}
     for name, candidates in CONTENDERS.items():
-        best = {}
+        chosen_at = {}
         for at in dict.fromkeys(TAKES[level] for level in levels):
             cells = {Cell(loss, at, rate) for loss, rate in candidates}
-            best[at] = Cell.of(max((row for row in tried if Cell.of(row) in cells), key=last_validation))
-        found[name] = [replace(best[TAKES[level]], noise=level) for level in levels]
+            chosen_at[at] = best({Cell.of(row): [row] for row in tried if Cell.of(row) in cells}, "validation_last")
+        found[name] = [replace(chosen_at[TAKES[level]], noise=level) for level in levels]
     return found
-
-
-def last_validation(row: Row) -> float:
-    accuracy: float = row["validation_last"]
-    return accuracy
 
 
 def render(path: Path) -> Pages:
@@ -134,7 +131,7 @@ def lines(found: dict[str, list[Row]]) -> list[list[str]]:
     made = [
         [f"{name}, {moment}", *(spread([row[at] for row in rows if row["noise"] == level], 2) for level in levels)]
         for name, rows in found.items()
-        for at, moment in MOMENTS
+        for at, moment in MOMENTS.items()
     ]
     for name, paper in TABLE1["mnist"].paper.items():
         printed = dict(zip(LEVELS, paper, strict=True))
@@ -165,7 +162,7 @@ def markdown(name: str, found: dict[str, list[Row]], tried: list[Row]) -> str:
 {quick}
 {table}
 
-The paper's numbers are, by its authors' word, those of the last epoch. The chosen epoch is the best on validation
+The paper's numbers are, according to its authors, those of the last epoch. The chosen epoch is the best on validation
 labels, which are as noisy as the training labels. {first["network"]}, {first["optimizer"]}, batches of
 {first["batch_size"]}, {first["epochs"]} epochs, symmetric noise over the other classes. "Annealed" moves the
 temperatures from (1, 1) during the epochs below.

@@ -81,7 +81,7 @@ def plan(what: str, options: Options) -> Plan:
         return table(recipe, rows, speed)
 
     files = "table2.md, table2.jsonl, curves.jsonl, speed.jsonl (delete it to time again)"
-    return Plan(f"table2-{network}{'-quick' if options.quick else ''}", fill, files)
+    return Plan(f"table2-{network}", fill, files)
 
 
 def reproduce(
