@@ -190,7 +190,7 @@ def test_curves_are_the_loss_and_the_transfer_function():
 @pytest.mark.parametrize("data", NAMES)
 def test_every_frame_is_json_at_the_ends_of_the_sliders(data, t1, t2):
     frame = Duel(Settings(data=data, t1=t1, t2=t2, noise="random", level=0.5)).advance(40, (1.25, -1.25))
-    json.dumps(frame, allow_nan=False)
+    assert json.loads(json.dumps(frame, allow_nan=False))["step"] == 40
 
 
 def test_a_net_that_has_diverged_is_json_too():
@@ -405,10 +405,12 @@ class StuckPage:
 
 def test_a_page_that_takes_no_frames_is_ended():
     async def meet():
-        session = server.Session(StuckPage(), ThreadPoolExecutor(1), limits(send_seconds=0.2))
-        await asyncio.wait_for(session.run(), 30)
+        page = StuckPage()
+        session = server.Session(page, ThreadPoolExecutor(1), limits(send_seconds=0.2))
+        await asyncio.wait_for(session.run(), 30)  # a TimeoutError if it does not end
+        return page.messages
 
-    asyncio.run(meet())
+    assert asyncio.run(meet()) == []  # it had been heard
 
 
 def test_a_page_that_pings_and_does_not_read_is_hung_up_on(address):
