@@ -374,7 +374,7 @@ def by_noise(part: str, rows: list[Row]) -> list[str]:
     number = f"{max(draws)}" if len(draws) == 1 else f"{min(draws)} to {max(draws)} (unfinished)"
     again = max(len(pick(rows, names[0], *case, "accuracy")) for case in cases)
     sections.append(
-        f"Draws of the noise: {number}, of them for networks trained again: {again}; after ± stands the sample "
+        f"Draws of the noise: {number}, of them for networks trained again: {again}; ± is the sample "
         "standard deviation. Class-dependent noise is a rate of some classes "
         f"({', '.join(f'{a} to {b}' for a, b in MISTAKEN.items())}), half as much of all labels. The settings of "
         "`audit` were chosen with other draws of the noise. "

@@ -58,7 +58,7 @@ def small(monkeypatch):
         nn.init.zeros_(linear.bias)
         return nn.Sequential(nn.AvgPool2d(16), nn.Flatten(), linear)
 
-    monkeypatch.setitem(streams.MODULES, "resnet34", network)
+    monkeypatch.setitem(streams.SINGLE_NETWORKS, "resnet34", network)
 
 
 def run(folder, *settings, protocol=TINY_A, images=IMAGES, **options):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "ADDED",
+    "DEFAULTS_OF_OLD_ROWS",
     "BadRows",
     "Row",
     "append_rows",
@@ -27,12 +27,19 @@ __all__ = [
 WAIT_SECONDS = 0.05  # between two looks at a lock
 Row = dict[str, Any]  # one result, with everything it depends on
 # What rows without these names were made with.
-ADDED: Row = {"schedule": None, "rescale": False, "smoothing": 0.0, "test_file": None, "clip": None, "clean_rows": None}
+DEFAULTS_OF_OLD_ROWS: Row = {
+    "schedule": None,
+    "rescale": False,
+    "smoothing": 0.0,
+    "test_file": None,
+    "clip": None,
+    "clean_rows": None,
+}
 
 
 def value(row: Row, name: str) -> Any:
     """Return a value of a row, or what a row without that name was made with."""
-    return row.get(name, ADDED.get(name))
+    return row.get(name, DEFAULTS_OF_OLD_ROWS.get(name))
 
 
 class BadRows(Exception):

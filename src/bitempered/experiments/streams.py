@@ -22,7 +22,7 @@ from bitempered.experiments.checkpoints import Checkpoint, Due
 from bitempered.experiments.data import divide, fingerprint
 from bitempered.experiments.datasets import CIFAR100N, read_parts
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.networks import MODULES
+from bitempered.experiments.networks import SINGLE_NETWORKS
 from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, plain
 from bitempered.experiments.train import staircase
 
@@ -202,7 +202,7 @@ class StreamedRun:
         """Move everything to the device, continue from any checkpoint, and record a step as a graph."""
         cuda = self.device.type == "cuda"
         layout = torch.channels_last if cuda else torch.contiguous_format
-        self.network = MODULES[self.protocol.network](CLASSES, self.setting.seed, self.protocol.width)
+        self.network = SINGLE_NETWORKS[self.protocol.network](CLASSES, self.setting.seed, self.protocol.width)
         self.network.to(self.device, memory_format=layout)  # type: ignore[call-overload]
         self.forward = torch.compile(self.network) if cuda else self.network
         self.rate = torch.zeros((), device=self.device)
