@@ -5,6 +5,7 @@ import base64
 import http.client
 import json
 import math
+import re
 import socket
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -184,6 +186,16 @@ def test_curves_are_the_loss_and_the_transfer_function():
     torch.testing.assert_close(torch.tensor(curves["transfer"][0]), a.sigmoid(), atol=1e-4, rtol=0)
     assert max(curves["loss"][1]) < curves["bound"] == 1.25
     assert training.curves(1.0, 4.0)["bound"] is None
+
+
+def test_the_page_has_the_server_s_defaults_and_limits():
+    """It needs them before the server answers: to read its link, and to send its settings."""
+    page, draw = (files("bitempered.playground").joinpath("page", name).read_text() for name in ("page.js", "draw.js"))
+    (text,) = re.findall(r"const DEFAULTS = (\{.*\});", page)
+    found = json.loads(re.sub(r"(\w+):", r'"\1":', text))
+    assert found == asdict(Settings()) | {"points": []}
+    assert [float(edge) for edge in re.findall(r"const EDGE = ([\d.]+);", draw)] == [settings.EDGE]
+    assert [int(most) for most in re.findall(r"const MOST_POINTS = (\d+);", page)] == [settings.MOST_POINTS]
 
 
 @pytest.mark.parametrize(("t1", "t2"), [(0.0, 0.5), (0.5, 0.5), (0.0, 5.0), (1.0, 5.0), (1.0, 1.0)])

@@ -1,5 +1,6 @@
 """`bitempered tune`: the search over the experiments, its pages, and the recipe that it prints."""
 
+import inspect
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import torch
 from experiment_cases import TINY, error_lines, invoke, results, silent
 from torch.nn.functional import cross_entropy
 
+from bitempered import cli
 from bitempered.experiments import cells, tune_report
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss, LossSettings
@@ -69,6 +71,13 @@ def test_the_command_end_to_end(tmp_path):
         "bitempered: the study 'digits-0.4-bi-tempered' was made with other about: epochs was 2, not 3; give another "
         "name or storage"
     ]
+
+
+def test_the_command_s_defaults_are_the_recipe_s():
+    given, ours = (inspect.signature(function).parameters for function in (cli.tune, tune.request))
+    shared = [name for name in ours if name in given]
+    assert {"dataset", "loss", "trials", "seeds", "noise_model"} <= {*shared}
+    assert {name: given[name].default for name in shared} == {name: ours[name].default for name in shared}
 
 
 def test_a_study_of_other_results_or_another_version_is_refused(tmp_path, monkeypatch):
