@@ -46,12 +46,12 @@ def level_name(comparison: Comparison, level: float) -> str:
 
 def places(comparison: Comparison) -> list[tuple[float, Loss, Cell | None]]:
     """Return the table's lines in their order; a loss that a level lacks has a line without a cell."""
-    found: list[tuple[float, Loss, Cell | None]] = []
+    listed: list[tuple[float, Loss, Cell | None]] = []
     for level in levels(comparison):
         for loss in losses(comparison):
             here = [cell for cell in comparison.cells if (cell.noise, cell.loss) == (level, loss)]
-            found += [(level, loss, cell) for cell in here] or [(level, loss, None)]
-    return found
+            listed += [(level, loss, cell) for cell in here] or [(level, loss, None)]
+    return listed
 
 
 def rows_of(rows: list[Row], cell: Cell | None) -> list[Row]:
@@ -83,33 +83,35 @@ def head(comparison: Comparison) -> list[str]:
 
 def lines(comparison: Comparison, rows: list[Row]) -> list[list[str]]:
     """Return the lines under `head`; a run with a problem marks its line with an exclamation mark."""
-    made = []
+    table_lines = []
     for level, loss, cell in places(comparison):
-        found = rows_of(rows, cell)
-        mark = " !" if any(row.get("problem") for row in found) else ""
+        runs = rows_of(rows, cell)
+        mark = " !" if any(row.get("problem") for row in runs) else ""
         rate = f"{cell.rate:g}" if cell else "–"
-        accuracies = [spread([row[column] for row in found], 1) for column in MOMENTS]
-        made.append([level_name(comparison, level), f"{loss}{mark}", rate, *accuracies])
-    return made if len(levels(comparison)) > 1 else [line[1:] for line in made]
+        accuracies = [spread([row[column] for row in runs], 1) for column in MOMENTS]
+        table_lines.append([level_name(comparison, level), f"{loss}{mark}", rate, *accuracies])
+    return table_lines if len(levels(comparison)) > 1 else [line[1:] for line in table_lines]
 
 
 def table(comparison: Comparison, rows: list[Row]) -> Table:
     """Return the results as a table for the terminal."""
-    made = Table(
+    terminal_table = Table(
         title=header(comparison), title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False,
         pad_edge=False, padding=(0, 1, 0, 0),
     )  # fmt: skip
     names = [name.replace("label ", "") for name in head(comparison)]
     for name in names:
-        made.add_column(name, justify="left" if name in ("noise", "loss") else "right", no_wrap=name != "loss")
+        terminal_table.add_column(
+            name, justify="left" if name in ("noise", "loss") else "right", no_wrap=name != "loss"
+        )
     previous = None
     for place, line in zip(places(comparison), lines(comparison, rows), strict=True):
         if previous not in (None, place[0]):
-            made.add_section()
+            terminal_table.add_section()
         shown = ["" if place[0] == previous else line[0], *line[1:]] if names[0] == "noise" else line
-        made.add_row(*shown)
+        terminal_table.add_row(*shown)
         previous = place[0]
-    return made
+    return terminal_table
 
 
 def notes(comparison: Comparison, rows: list[Row], tried: list[Row]) -> list[str]:
@@ -177,7 +179,7 @@ def rate_notes(comparison: Comparison, tried: list[Row]) -> list[str]:
     grids = list(dict.fromkeys(", ".join(f"{rate:g}" for rate in grid) for grid in searched))
     fixed = [cell for cell in comparison.cells if cell.rate not in rates[cell.loss]]
     each = f"each loss{' and noise level' if len(levels(comparison)) > 1 else ''}"
-    found = [
+    notes_on_rates = [
         f"Rates: for {each} the best of {' or '.join(grids)} on noisy validation labels, at the last and the best "
         f"epoch together. Equal budgets: {rates_each} rates x {seeds_each} seeds of their own = "
         f"{rates_each * seeds_each} trials for each{' without a given rate' if fixed else ''}."
@@ -188,10 +190,10 @@ def rate_notes(comparison: Comparison, tried: list[Row]) -> list[str]:
         if len(rates[cell.loss]) > 1 and cell.rate in (rates[cell.loss][0], rates[cell.loss][-1])
     ]
     if at_edge:
-        found.append(
+        notes_on_rates.append(
             f"The best rate is the first or last that was tried for: {'; '.join(at_edge)}. --rates tries others."
         )
-    return found
+    return notes_on_rates
 
 
 def schedule_notes(comparison: Comparison) -> list[str]:
@@ -205,7 +207,7 @@ def schedule_notes(comparison: Comparison) -> list[str]:
 
 def problem_notes(comparison: Comparison, rows: list[Row]) -> list[str]:
     """Name the runs that did not learn or gave up a class, and say what to try."""
-    found: list[str] = []
+    problems: list[str] = []
     advice: dict[str, None] = {}
     for level, loss, cell in places(comparison):
         here = rows_of(rows, cell)
@@ -213,14 +215,14 @@ def problem_notes(comparison: Comparison, rows: list[Row]) -> list[str]:
         if not bad:
             continue
         where = f" at {level_name(comparison, level)}" if len(levels(comparison)) > 1 else ""
-        found.append(f"! {loss}{where}, {len(bad)} of {len(here)} runs: {bad[0]['problem']} (validation rows).")
+        problems.append(f"! {loss}{where}, {len(bad)} of {len(here)} runs: {bad[0]['problem']} (validation rows).")
         if bad[0]["problem"] == NOT_FINITE:
             advice["smaller learning rates (--rates)"] = None
         else:
             advice |= dict.fromkeys(("larger learning rates (--rates)", "more --epochs"))
             if loss.name != "logistic":
                 advice["bi-tempered without numbers, which starts as cross-entropy"] = None
-    return [*found, f"! To try: {'; '.join(advice)}."] if found else []
+    return [*problems, f"! To try: {'; '.join(advice)}."] if problems else []
 
 
 def unfinished_notes(comparison: Comparison, rows: list[Row]) -> list[str]:
@@ -232,14 +234,14 @@ def markdown(comparison: Comparison, rows: list[Row], tried: list[Row]) -> str:
     """Return the results as a Markdown page."""
     training, names = comparison.training, head(comparison)
     seconds = sum(dict.fromkeys((row["seed"], row["fleet"], row["fleet_seconds"]) for row in rows + tried), ())
-    made = (
+    footer = (
         f"{made_by(rows[0])}, in {sum(seconds[2::3]):.0f} s of training. "
         f"{training.network}, {training.optimizer}, batches of {training.batch_size}."
     )
     align = ["---" if name == "loss" else "---:" for name in names]
     text = "\n\n".join(notes(comparison, rows, tried))
     table = grid(names, lines(comparison, rows), align)
-    return f"# {header(comparison)}\n\n{table}\n\n{text}\n\n{made}\n\n![](compare.png)\n"
+    return f"# {header(comparison)}\n\n{table}\n\n{text}\n\n{footer}\n\n![](compare.png)\n"
 
 
 def figure(comparison: Comparison, rows: list[Row], curves: list[Row]) -> Figure:

@@ -104,12 +104,12 @@ def lock(folder: Path, name: str, on_wait: Callable[[], object] | None) -> Itera
 
 def stopped(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder and below it that no process is using."""
-    found = []
+    unused = []
     for path in sorted(folder.glob("**/*.checkpoint")):
         with lock(path.parent, path.name.rpartition("-")[0], None) as held:
             if held:
-                found.append(path)
-    return found
+                unused.append(path)
+    return unused
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:

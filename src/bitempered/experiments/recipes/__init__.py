@@ -119,6 +119,6 @@ def render(folder: Path) -> "Pages":
         try:
             pages |= load(kind).render(path)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            found = f"{type(error).__name__} {error}"
-            raise BadRows(f"{path} does not hold the rows of a finished {kind}: {found}") from error
+            reason = f"{type(error).__name__} {error}"
+            raise BadRows(f"{path} does not hold the rows of a finished {kind}: {reason}") from error
     return pages

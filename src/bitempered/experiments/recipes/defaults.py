@@ -43,14 +43,14 @@ DATA = (
 def comparison(data: DataUse, optimizer: str, seeds: int) -> Comparison:
     training = replace(data.training, optimizer=optimizer)
     rate, ours = RATES[optimizer], default_recipe(DATASETS[data.name].num_classes, training.epochs)
-    found = [
+    compared = [
         cell
         for level in LEVELS
         for cell in (
             Cell(ours, level, rate), *(Cell(LOGISTIC, level, other) for other in (rate, *SLOWER[optimizer])),
         )
     ]  # fmt: skip
-    return Comparison(data.name, training, tuple(found), tuple(range(seeds)), rows=data.rows)
+    return Comparison(data.name, training, tuple(compared), tuple(range(seeds)), rows=data.rows)
 
 
 def plan(what: str, options: Options) -> Plan:
@@ -86,7 +86,7 @@ def render(path: Path) -> Pages:
 def split(rows: list[Row]) -> list[list[Row]]:
     """Return the rows of each data set and optimiser, SGD first."""
     rows = sorted(rows, key=lambda row: (row["dataset"], row["optimizer"] == "adam"))
-    return [list(found) for _, found in groupby(rows, key=lambda row: (row["dataset"], row["optimizer"]))]
+    return [list(part) for _, part in groupby(rows, key=lambda row: (row["dataset"], row["optimizer"]))]
 
 
 def contenders(rows: list[Row], level: float) -> dict[str, list[Row]]:
@@ -121,19 +121,19 @@ def name_of(rows: list[Row]) -> str:
 def lines(parts: list[list[Row]], deviations: bool) -> list[list[str]]:
     """Return the lines under `HEAD`, with or without standard deviations."""
     accuracies = partial(report.last_and_chosen, deviations=deviations)
-    made = []
+    table_lines = []
     for rows in parts:
         for level in levels(rows):
             logistic, ours, best = contenders(rows, level).values()
             gains = [mean(row[at] for row in ours) - mean(row[at] for row in logistic) for at in MOMENTS]
-            made.append(
+            table_lines.append(
                 [
                     name_of(rows), f"{level:.0%}", accuracies(logistic),
                     accuracies(ours), " / ".join(f"{100 * gain:+.1f}" for gain in gains),
                     f"{best[0]['learning_rate']:g}: {accuracies(best)}",
                 ]
             )  # fmt: skip
-    return made
+    return table_lines
 
 
 def title(rows: list[Row]) -> str:
@@ -179,9 +179,9 @@ def figure(parts: list[list[Row]], folder: Path) -> Figure:
     canvas = Figure(figsize=(9.5, 3.4 * -(-len(parts) // 2)), dpi=150, layout="constrained")
     panels = canvas.subplots(-(-len(parts) // 2), 2, squeeze=False).flat
     for axes, rows in zip(panels, parts, strict=True):
-        for name, found in contenders(rows, levels(rows)[-1]).items():
-            label = f"{name}, {found[0]['learning_rate']:g}" if "best" in name else name
-            report.draw_curves(axes, [curve["test"] for curve in curves_of(folder, found)], colours[name], label)
+        for name, group in contenders(rows, levels(rows)[-1]).items():
+            label = f"{name}, {group[0]['learning_rate']:g}" if "best" in name else name
+            report.draw_curves(axes, [curve["test"] for curve in curves_of(folder, group)], colours[name], label)
         axes.set_title(name_of(rows), fontsize="medium")
         axes.set_xlabel("epoch")
         axes.set_ylabel("accuracy on clean test labels (%)")

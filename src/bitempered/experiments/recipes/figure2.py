@@ -197,15 +197,15 @@ def run(recipe: Figure2, progress: Progress) -> tuple[list[Row], Probabilities]:
                     "noise": column.noise, "rate": column.rate, "pool": column.pool, "loss": loss, "t1": t1, "t2": t2,
                     **setting,
                 }  # fmt: skip
-                made = [
+                panel_rows = [
                     {
                         **identity({**cell, "seed": seed}, fingerprint(drawn[seed].points, noisy[seed])), **maker,
                         "accuracy": accuracy(recipe, probability[seed]), "seconds": round(seconds, 3), "date": today(),
                     }
                     for seed in range(recipe.seeds)
                 ]  # fmt: skip
-                rows += made
-                row = median_row(made)
+                rows += panel_rows
+                row = median_row(panel_rows)
                 shown[panel_name(row)] = probability[row["seed"]].astype(np.float16)
     return rows, shown
 
@@ -349,11 +349,11 @@ def render(path: Path) -> Pages:
     recipes, pictures = [], {}
     names = [field.name for field in fields(Figure2) if field.name != "seeds"]
     for settings in dict.fromkeys(row["settings"] for row in rows):
-        found = [row for row in rows if row["settings"] == settings]
-        values = {**{name: found[0][name] for name in names}, "radii": tuple(found[0]["radii"])}
-        recipe = Figure2(seeds=len({row["seed"] for row in found}), **values)
+        part_rows = [row for row in rows if row["settings"] == settings]
+        values = {**{name: part_rows[0][name] for name in names}, "radii": tuple(part_rows[0]["radii"])}
+        recipe = Figure2(seeds=len({row["seed"] for row in part_rows}), **values)
         recipes.append(recipe)
-        pictures[recipe.file] = png(draw(recipe, found, shown))
+        pictures[recipe.file] = png(draw(recipe, part_rows, shown))
     return {"figure2.md": markdown(recipes, rows).encode(), **pictures}
 
 

@@ -47,8 +47,8 @@ MORE_SEEDS = {0.4: (1,)}
 def search() -> tuple[Setting, ...]:
     return tuple(
         Setting(loss, SEARCHED_AT, SEARCH_SEED, held_out=HELD_OUT, rate=rate, weight_decay=decay)
-        for found in SEARCHED.values()
-        for loss, rate, decay in found
+        for candidates in SEARCHED.values()
+        for loss, rate, decay in candidates
     )
 
 
@@ -104,13 +104,13 @@ def head() -> list[str]:
 
 def lines(rows: list[Row]) -> list[list[str]]:
     """Return a line for each loss and moment, and the paper's."""
-    made = []
+    table_lines = []
     for name, paper in TABLE1["cifar100"].paper.items():
         for column, moment in reversed(MOMENTS.items()):
             values = ([row[column] for row in rows if (row["loss"], row["noise"]) == (name, at)] for at in LEVELS)
-            made.append([f"{name}, {moment}", *(spread(found, 2) for found in values)])
-        made.append([f"{name}, paper", *(f"{value:.2f}" for value in paper)])
-    return made
+            table_lines.append([f"{name}, {moment}", *(spread(accuracies, 2) for accuracies in values)])
+        table_lines.append([f"{name}, paper", *(f"{value:.2f}" for value in paper)])
+    return table_lines
 
 
 def markdown(rows: list[Row]) -> str:

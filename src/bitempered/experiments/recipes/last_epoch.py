@@ -78,7 +78,7 @@ def plan(what: str, options: Options) -> Plan:
             for level, part in searches.items()
             for row in stages.run(part, folder / "search", "search", f"search, noise {level:.0%}: ")
         ]
-        cells = [cell for found in chosen(tried, levels).values() for cell in found]
+        cells = [cell for chosen_cells in chosen(tried, levels).values() for cell in chosen_cells]
         rows = stages.run(compare(list(dict.fromkeys(cells)), seeds, False), folder, what)
         write(folder, render(folder / f"{what}.jsonl"))
         return rich_table(title(rows), head(levels), lines(groups(rows, tried)))
@@ -88,71 +88,71 @@ def plan(what: str, options: Options) -> Plan:
 
 
 def settings() -> list[tuple[Loss, float]]:
-    return [setting for found in CONTENDERS.values() for setting in found]
+    return [setting for candidates in CONTENDERS.values() for setting in candidates]
 
 
 def chosen(tried: list[Row], levels: tuple[float, ...]) -> dict[str, list[Cell]]:
     """Return the cells of each contender, one for each level, by the last epoch's accuracy on noisy labels."""
-    found = {}
+    by_contender = {}
     for name, candidates in CONTENDERS.items():
         chosen_at = {}
         for at in dict.fromkeys(TAKES[level] for level in levels):
             cells = {Cell(loss, at, rate) for loss, rate in candidates}
             chosen_at[at] = best({Cell.of(row): [row] for row in tried if Cell.of(row) in cells}, "validation_last")
-        found[name] = [replace(chosen_at[TAKES[level]], noise=level) for level in levels]
-    return found
+        by_contender[name] = [replace(chosen_at[TAKES[level]], noise=level) for level in levels]
+    return by_contender
 
 
 def render(path: Path) -> Pages:
     """Render the table and the figure again from a file of rows and the search beside it."""
     rows = newest(read_rows(path), VARYING, FIXED)
     tried = newest(read_rows(path.parent / "search" / "search.jsonl"), VARYING, FIXED)
-    found = groups(rows, tried)
+    by_contender = groups(rows, tried)
     return {
         f"{path.stem}.csv": table_csv(rows),
-        f"{path.stem}.md": markdown(path.stem, found, tried).encode(),
-        f"{path.stem}.png": png(figure(found, path.parent)),
+        f"{path.stem}.md": markdown(path.stem, by_contender, tried).encode(),
+        f"{path.stem}.png": png(figure(by_contender, path.parent)),
     }
 
 
 def groups(rows: list[Row], tried: list[Row]) -> dict[str, list[Row]]:
     """Return the rows of each contender."""
     cells = chosen(tried, tuple(sorted({row["noise"] for row in rows})))
-    return {name: [row for row in rows if Cell.of(row) in found] for name, found in cells.items()}
+    return {name: [row for row in rows if Cell.of(row) in chosen_cells] for name, chosen_cells in cells.items()}
 
 
 def head(levels: tuple[float, ...]) -> list[str]:
     return ["label noise", *(f"{level:.0%}" for level in levels)]
 
 
-def lines(found: dict[str, list[Row]]) -> list[list[str]]:
+def lines(by_contender: dict[str, list[Row]]) -> list[list[str]]:
     """Return a line for each contender and moment, then the paper's."""
-    levels = sorted({row["noise"] for rows in found.values() for row in rows})
-    made = [
+    levels = sorted({row["noise"] for rows in by_contender.values() for row in rows})
+    table_lines = [
         [f"{name}, {moment}", *(spread([row[at] for row in rows if row["noise"] == level], 2) for level in levels)]
-        for name, rows in found.items()
+        for name, rows in by_contender.items()
         for at, moment in MOMENTS.items()
     ]
     for name, paper in TABLE1["mnist"].paper.items():
         printed = dict(zip(LEVELS, paper, strict=True))
         temperatures = " (0.5, 4)" if name == "bi-tempered" else ""
-        made.append([f"{name}{temperatures}, paper", *(f"{printed[level]:.2f}" for level in levels)])
-    return made
+        table_lines.append([f"{name}{temperatures}, paper", *(f"{printed[level]:.2f}" for level in levels)])
+    return table_lines
 
 
 def title(rows: list[Row]) -> str:
     return f"MNIST trained to the end: accuracy on clean test labels, %, {seeds_in_words(rows)}"
 
 
-def markdown(name: str, found: dict[str, list[Row]], tried: list[Row]) -> str:
-    rows = [row for group in found.values() for row in group]
+def markdown(name: str, by_contender: dict[str, list[Row]], tried: list[Row]) -> str:
+    rows = [row for group in by_contender.values() for row in group]
     first, levels = rows[0], tuple(sorted({row["noise"] for row in rows}))
-    table = grid(head(levels), lines(found), ["---", *["---:"] * len(levels)])
+    table = grid(head(levels), lines(by_contender), ["---", *["---:"] * len(levels)])
     taken = grid(
         head(levels),
         [
             [contender, *(setting(next(row for row in group if row["noise"] == level)) for level in levels)]
-            for contender, group in found.items()
+            for contender, group in by_contender.items()
         ],
         ["---", *["---:"] * len(levels)],
     )
@@ -183,15 +183,15 @@ def setting(row: Row) -> str:
     return f"{row['learning_rate']:g}{epochs}"
 
 
-def figure(found: dict[str, list[Row]], folder: Path) -> Figure:
+def figure(by_contender: dict[str, list[Row]], folder: Path) -> Figure:
     """Draw accuracy by epoch, as the paper's figure 3: true and noisy training labels, test labels."""
-    levels = [level for level in SHOWN if any(row["noise"] == level for rows in found.values() for row in rows)]
+    levels = [level for level in SHOWN if any(row["noise"] == level for rows in by_contender.values() for row in rows)]
     columns = (("clean", "training set, true labels"), ("noisy", "training set, noisy labels"), ("test", "test set"))
     canvas = Figure(figsize=(11, 3.3 * len(levels)), dpi=130, layout="constrained")
     panels = canvas.subplots(len(levels), 3, sharex=True, squeeze=False)
     for axes_row, level in zip(panels, levels, strict=True):
         for axes, (column, label) in zip(axes_row, columns, strict=True):
-            for name, rows in found.items():
+            for name, rows in by_contender.items():
                 curves = curves_of(folder, [row for row in rows if row["noise"] == level])
                 draw_curves(axes, [curve[column] for curve in curves], COLOURS[name], name)
             axes.set_title(label, fontsize="medium")

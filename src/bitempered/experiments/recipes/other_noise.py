@@ -146,10 +146,10 @@ def render(path: Path) -> Pages:
 
 def grouped(rows: list[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     """Return the rows by their values of these names, in the order of the rows."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple(row[name] for name in names), []).append(row)
-    return found
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
 
 
 def accuracies(rows: list[Row], name: str) -> list[float]:
@@ -169,18 +169,18 @@ def gain(first: list[float], second: list[float]) -> str:
 
 def lines(rows: list[Row], deviations: bool) -> list[list[str]]:
     """Return the lines under `HEAD`, with or without standard deviations."""
-    made = []
+    table_lines = []
     for (dataset, model, level), here in grouped(rows, "dataset", "noise_model", "noise").items():
         by_loss = {loss: [row for row in here if row["loss"] == loss] for loss in NAMES}
         gains = [gain(*(accuracies(by_loss[loss], at) for loss in ("logistic", "bi-tempered"))) for at in MOMENTS]
-        made.append(
+        table_lines.append(
             [
                 dataset, f"{model} {level:.0%}",
-                *(report.last_and_chosen(found, deviations=deviations) for found in by_loss.values()),
+                *(report.last_and_chosen(group, deviations=deviations) for group in by_loss.values()),
                 " / ".join(text if deviations else text.partition(" ±")[0] for text in gains),
             ]
         )  # fmt: skip
-    return made
+    return table_lines
 
 
 def estimator_lines(rows: list[Row]) -> list[list[str]]:
@@ -248,8 +248,8 @@ def figure(rows: list[Row], folder: Path) -> Figure:
     for (dataset, model), here in panels.items():
         axes, level = grid_of_axes[datasets.index(dataset), MODELS.index(model)], max(row["noise"] for row in here)
         for loss, colour in colours.items():
-            found = [row for row in here if (row["loss"], row["noise"]) == (loss, level)]
-            curves = [curve["test"] for curve in curves_of(folder, found)]
+            shown = [row for row in here if (row["loss"], row["noise"]) == (loss, level)]
+            curves = [curve["test"] for curve in curves_of(folder, shown)]
             report.draw_curves(axes, curves, colour, NAMES[loss])
         axes.set_title(f"{dataset}, {model} {level:.0%}", fontsize="medium")
         axes.grid(alpha=0.3)

@@ -148,7 +148,7 @@ def table(rows: list[Row], *columns: tuple[str, str]) -> str:
             name += f", from (1, 1) over epochs {loss.schedule[0]} to {loss.schedule[1]}"
         groups.setdefault((row["noise"], name), []).append(row)
     lines = [
-        [f"{level:.0%}", loss, *(spread([row[column] for row in found], 2) for column, _ in columns), str(len(found))]
-        for (level, loss), found in groups.items()
+        [f"{level:.0%}", loss, *(spread([row[column] for row in group], 2) for column, _ in columns), str(len(group))]
+        for (level, loss), group in groups.items()
     ]
     return grid(["noise", "loss", *(title for _, title in columns), "seeds"], lines, "---")

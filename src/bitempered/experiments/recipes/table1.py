@@ -126,21 +126,21 @@ TABLE1["cifar100-wide"] = replace(
 
 def choose(dataset: str, network: str | None) -> tuple[str, Table1]:
     """Return the recipe of a data set, by default with its first network, and the recipe's name."""
-    found = {name: recipe for name, recipe in TABLE1.items() if recipe.dataset == dataset}
-    if not found:
+    recipes = {name: recipe for name, recipe in TABLE1.items() if recipe.dataset == dataset}
+    if not recipes:
         known = dict.fromkeys(recipe.dataset for recipe in TABLE1.values())
         raise ValueError(f"table 1 has no dataset {dataset!r}; choose from: {', '.join(known)}")
-    for name, recipe in found.items():
+    for name, recipe in recipes.items():
         if network in (None, recipe.training.network):
             return name, recipe
-    known = dict.fromkeys(recipe.training.network for recipe in found.values())
+    known = dict.fromkeys(recipe.training.network for recipe in recipes.values())
     raise ValueError(f"table 1 has no network {network!r} for {dataset}; choose from: {', '.join(known)}")
 
 
 def quick(recipe: Table1) -> Table1:
     """Return a recipe for minutes on a laptop: few images, epochs and levels, no search. It shows no effect."""
     training = replace(recipe.training, epochs=2, steps=None, stairs=(), warmup=0)
-    middle: dict[str, Settings] = {name: (found[len(found) // 2],) for name, found in recipe.searched.items()}
+    middle: dict[str, Settings] = {name: (tried[len(tried) // 2],) for name, tried in recipe.searched.items()}
     return replace(
         recipe, training=training, search=replace(training, epochs=1), searched=middle, levels=(0.0, 0.4), seeds=(0,),
         more_seeds={}, extra_cells=(), rows=recipe.quick_rows,
@@ -191,12 +191,12 @@ def comparison(recipe: Table1, training: Training, cells: Iterable[Cell], seeds:
 
 
 def candidates(recipe: Table1, level: float) -> list[Cell]:
-    return [Cell(loss, level, rate) for found in recipe.searched.values() for loss, rate in found]
+    return [Cell(loss, level, rate) for tried in recipe.searched.values() for loss, rate in tried]
 
 
 def searches(recipe: Table1) -> dict[float, Comparison]:
     """Return what the search trains at each of its noise levels; nothing if every loss has one setting."""
-    if all(len(found) == 1 for found in recipe.searched.values()):
+    if all(len(tried) == 1 for tried in recipe.searched.values()):
         return {}
     seeds = (SEARCH_SEED,)
     return {at: comparison(recipe, recipe.search, candidates(recipe, at), seeds) for at in searched(recipe)}
@@ -290,16 +290,16 @@ def lines(recipe: Table1, rows: list[Row]) -> list[list[str]]:
     for row in rows:
         cell = Cell.of(row)
         groups.setdefault(str(cell.loss) if cell in extras else cell.loss.name, []).append(row)
-    found = []
+    table_lines = []
     for name, group in groups.items():
         for column, moment in reversed(MOMENTS.items()):
             entries = (spread([row[column] for row in group if row["noise"] == level], 2) for level in recipe.levels)
-            found.append([f"{name}, {moment}", *entries])
+            table_lines.append([f"{name}, {moment}", *entries])
         if name in recipe.paper:
             temperatures = f" {recipe.temperatures}" if name == "bi-tempered" else ""
             paper = dict(zip(LEVELS, recipe.paper[name], strict=True))
-            found.append([f"{name}{temperatures}, paper", *(f"{paper[level]:.2f}" for level in recipe.levels)])
-    return found
+            table_lines.append([f"{name}{temperatures}, paper", *(f"{paper[level]:.2f}" for level in recipe.levels)])
+    return table_lines
 
 
 def names(recipe: Table1) -> list[str]:
@@ -325,7 +325,7 @@ def markdown(recipe: Table1, rows: list[Row]) -> str:
     times = {size: ", ".join(f"{seconds:.0f}" for n, _, seconds in fleets if n == size) for size, _, _ in fleets}
     cells = len(recipe.levels) * len(recipe.searched) + len(extras)
     took = (f"{'all ' if n == cells else ''}{n} cells of a seed in {seconds} s" for n, seconds in times.items())
-    counts = " and ".join(f"{len(found)} settings ({name})" for name, found in recipe.searched.items())
+    counts = " and ".join(f"{len(tried)} settings ({name})" for name, tried in recipe.searched.items())
     where = "Of each loss and level"
     if set(recipe.levels) - set(recipe.searched_at):
         levels = ", ".join(f"{at:.0%}" for at in recipe.searched_at)
@@ -334,7 +334,7 @@ def markdown(recipe: Table1, rows: list[Row]) -> str:
         )
     searched = f"""{where} {counts} were
 searched for {recipe.search.epochs} epochs on noisy validation labels, with a seed of their own:"""
-    if all(len(found) == 1 for found in recipe.searched.values()):
+    if all(len(tried) == 1 for tried in recipe.searched.values()):
         searched = "No setting was searched:"
     quick_note = ""
     if recipe.rows is not None:
@@ -374,8 +374,8 @@ def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
     for axes_row, loss in zip(panels, losses, strict=True):
         for axes, (column, title) in zip(axes_row, columns, strict=True):
             for level, colour in zip(recipe.levels, colours, strict=True):
-                found = [row[column] for row in shown if (row["loss"], row["noise"]) == (loss, level)]
-                values = [[100 * value for value in epoch] for epoch in zip(*found, strict=True)]
+                by_seed = [row[column] for row in shown if (row["loss"], row["noise"]) == (loss, level)]
+                values = [[100 * value for value in epoch] for epoch in zip(*by_seed, strict=True)]
                 epochs = range(1, len(values) + 1)
                 axes.plot(epochs, [mean(v) for v in values], color=colour, linewidth=1, label=f"{level:.0%}")
                 axes.fill_between(

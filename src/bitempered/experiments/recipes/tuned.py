@@ -124,15 +124,15 @@ def scored_on(clean: int | None) -> str:
 def lines(rows: list[Row], deviations: bool) -> list[list[str]]:
     """Return the lines under `HEAD`: accuracy at the last and the chosen epoch, with or without deviations."""
     keys = dict.fromkeys((row["dataset"], row["noise"], value(row, "clean_rows")) for row in rows)
-    made = []
+    table_lines = []
     for dataset, level, clean in sorted(keys, key=lambda key: (key[0], key[1], key[2] or 0)):
         here = [
             row for row in rows if (row["dataset"], row["noise"], value(row, "clean_rows")) == (dataset, level, clean)
         ]
         groups = [[row for row in here if contender(row) == name] for name in CONTENDERS]
         accuracies = (last_and_chosen(group, deviations=deviations) for group in groups)
-        made.append([dataset, f"{level:.0%}", scored_on(clean), *accuracies])
-    return made
+        table_lines.append([dataset, f"{level:.0%}", scored_on(clean), *accuracies])
+    return table_lines
 
 
 def title(rows: list[Row]) -> str:
