@@ -22,7 +22,7 @@ ROOMS = {
     "schedules": {"checks"},
     "diagnosis": set(),
     "tune": set(),
-    "audit": set(),
+    "audit": {"checks"},
     "kernels": {"checks"},
     "torch": ADAPTER | {"kernels"},
     "jax": ADAPTER,
