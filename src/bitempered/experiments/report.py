@@ -132,10 +132,16 @@ def training_in_words(groups: Iterable[list[Row]]) -> str:
 
 
 def made_by_commits(rows: list[Row]) -> str:
-    """Say which commits made rows, on what and until when."""
-    commits = sorted({row["commit"] for row in rows})
-    made = maker(rows[0], f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}")
-    return f"{made}, {max(row['date'] for row in rows)}"
+    """Say which commits made rows, on what and until when; one clause for each machine."""
+    machines: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        machines.setdefault((row["bitempered"], row["torch"], row["device"]), []).append(row)
+    clauses = []
+    for made in machines.values():
+        commits = sorted({row["commit"] for row in made})
+        text = maker(made[0], f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}")
+        clauses.append(f"{text}, {max(row['date'] for row in made)}")
+    return ". ".join(clauses)
 
 
 def made_by(row: Row, between: str = " ") -> str:

@@ -146,16 +146,20 @@ def title(rows: list[Row]) -> str:
 def markdown(name: str, parts: list[list[Row]]) -> str:
     first = parts[0][0]
     (begin, finish), numbers = schedule(parts[0])
-    made = "\n".join(f"{rows[0]['dataset']}: {report.made_by(rows[0])}." for rows in parts[::2])
+    makers: dict[str, list[Row]] = {}
+    for row in (row for rows in parts for row in rows):
+        makers.setdefault(f"{row['dataset']}, {row['loss']}", []).append(row)
+    made = "\n".join(f"{name}: {report.made_by_commits(rows)}." for name, rows in makers.items())
     return f"""# {title(parts[0])}
 
 {report.grid(HEAD, lines(parts, deviations=True), ["---", *["---:"] * 5])}
 
 ± is the sample standard deviation. The chosen epoch is the best on validation labels, which are as noisy as
 the training labels. The default recipe moves the temperatures from (1, 1) to ({numbers[0]:g}, {numbers[1]:g}) between
-{begin:.0%} and {finish:.0%} of the run, at the rate of the logistic loss. It was chosen among some twenty schedules on
-digits and MNIST, split in other ways, by their accuracy on clean labels. The last column is the logistic loss at
-another rate: of {len(rates(parts[0]))}, the one whose last epoch is best on the noisy validation labels.
+{begin:.0%} and {finish:.0%} of the run, at the rate of the logistic loss. It was chosen among some thirty schedules on
+digits and MNIST, split in other ways, by their accuracy on clean labels (the rows of ten are in the repository, in
+results/defaults/search). The last column is the logistic loss at another rate: of {len(rates(parts[0]))}, the one
+whose last epoch is best on the noisy validation labels.
 
 SGD has momentum {first["momentum"]:g}. A perceptron with two hidden layers of {first["width"]} units.
 {report.training_in_words(parts[::2])}.
