@@ -1,6 +1,6 @@
 """Flax and optax: a jitted training step with the bi-tempered loss, on digits of which 40 % are labelled wrong.
 
-pip install "bitempered[jax]" scikit-learn flax
+pip install jax scikit-learn flax
 """
 
 import jax

@@ -2,7 +2,7 @@
 
 The model is a small vision transformer made from its configuration, so that nothing is downloaded.
 
-    pip install "bitempered[torch]" scikit-learn "transformers[torch]"
+    pip install torch scikit-learn "transformers[torch]"
 """
 
 import tempfile

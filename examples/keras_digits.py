@@ -1,6 +1,6 @@
 """Digits with 40% wrong labels in Keras: cross-entropy, and the bi-tempered loss in its place.
 
-    pip install "bitempered[keras]" scikit-learn torch      # or tensorflow, or jax
+    pip install keras scikit-learn torch      # or tensorflow, or jax
     KERAS_BACKEND=torch python examples/keras_digits.py     # the same numbers on each, but for rounding
 
 One seed and one learning rate, searched for neither loss: `bitempered compare` is the comparison.

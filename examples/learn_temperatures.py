@@ -4,7 +4,7 @@ A training step with temperatures (t1, t2) leads to new weights, and these to a 
 the temperatures says how they should have been: a one-step meta-gradient. The accuracies are those of one seed and 500
 test digits: a point more or less says nothing, and temperatures near (0.8, 1.2) are as good here as those learnt.
 
-pip install "bitempered[torch]" scikit-learn
+pip install torch scikit-learn
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Lightning: a LightningModule with the bi-tempered loss, trained on digits of which 40 % are labelled wrong.
 
-pip install "bitempered[torch]" scikit-learn lightning
+pip install torch scikit-learn lightning
 """
 
 import lightning

@@ -4,7 +4,7 @@ Its probabilities are those of torch to 1e-5, next to t2 = 1 as well. There, tor
 good: ONNX has no log1p, and the log(1 + x) in its place costs about 2e-8 / abs(t2 - 1), which is 2e-5 for t2 = 1.001.
 The `log1p` below keeps the digits.
 
-    pip install "bitempered[torch]" scikit-learn onnxscript onnxruntime
+    pip install torch scikit-learn onnxscript onnxruntime
 """
 
 import tempfile

@@ -1,6 +1,6 @@
 """skorch: a scikit-learn classifier with the bi-tempered loss, trained on digits of which 40 % are labelled wrong.
 
-pip install "bitempered[torch]" skorch
+pip install torch skorch
 """
 
 from functools import partial

@@ -1,6 +1,6 @@
 """timm: mixup's soft targets go into the bi-tempered loss as they are; digits of which 40 % are labelled wrong.
 
-pip install "bitempered[torch]" scikit-learn timm
+pip install torch scikit-learn timm
 """
 
 import numpy as np

@@ -11,7 +11,7 @@ from experiment_cases import assert_rendered, comparison, error_lines, invoke, r
 from rich.console import Console
 
 from bitempered import cli, schedules
-from bitempered.experiments import cells, checkpoints, compare_report, files, report
+from bitempered.experiments import cells, checkpoints, compare_report, files, progress, report
 from bitempered.experiments.cells import Cell
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import compare
@@ -305,8 +305,8 @@ def test_five_losses_fit_eighty_columns(dataset, levels):
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch, capsys):
     clock = [0.0]
-    monkeypatch.setattr(cli.time, "monotonic", lambda: clock[0])
-    tell = cli.ProgressLines()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    tell = progress.ProgressLines()
     clock[0] = 1000  # while data were read
     tell(100, 500, "seed 0")  # an earlier process had done 100
     assert capsys.readouterr().err == " 20%: seed 0\n"

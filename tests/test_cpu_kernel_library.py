@@ -15,7 +15,7 @@ import torch
 from cpu_kernel_cases import FEW_PAIRS, assert_agree, exact, make, run
 
 from bitempered import kernels
-from bitempered.kernels import cpu, library
+from bitempered.kernels import cpu, library, sources
 from bitempered.torch import bi_tempered_logistic_loss
 
 
@@ -23,6 +23,7 @@ from bitempered.torch import bi_tempered_logistic_loss
 def cache(monkeypatch, tmp_path):
     """A cache folder of its own, and a library that has not been looked for yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sources, "SHIPPED", tmp_path / "shipped")
     cpu.library.cache_clear()
     yield tmp_path / "cache" / "bitempered"
     cpu.library.cache_clear()
@@ -35,8 +36,14 @@ def script(path, text):
 
 
 BROKEN = {  # CC, what is said
-    "no compiler": ("no-such-compiler", "cannot be started.*No such file or directory: 'no-such-compiler'"),
-    "a name that is no text": (os.fsdecode(b"\xff"), "cannot be started.*No such file or directory"),
+    "no compiler": (
+        "no-such-compiler",
+        "cannot be started, install one or set CC: .*No such file or directory: 'no-such-compiler'",
+    ),
+    "a name that is no text": (
+        os.fsdecode(b"\xff"),
+        "cannot be started, install one or set CC: .*No such file or directory",
+    ),
     "an error": ("cc -no-such-flag", "failed: .*no-such-flag"),
     "an odd quote": ('cc "', "CC must be a command line, got 'cc \"': No closing quotation"),
     "nothing made": ("true", "cpu.so"),
@@ -158,7 +165,7 @@ for name in names:
             assert path.lstat().st_mode & 0o777 == 0o600
 """
     whole, other, log = tmp_path / "whole", tmp_path / "other", tmp_path / "log"
-    subprocess.run([*cpu.compiler(), *library._FLAGS, "-O0", str(library._SOURCES[0]), "-o", str(whole)], check=True)
+    subprocess.run([*cpu.compiler(), *sources.FLAGS, "-O0", str(sources.SOURCES[0]), "-o", str(whole)], check=True)
     subprocess.run([*cpu.compiler(), "-shared", "-xc", "/dev/null", "-o", str(other)], check=True)
     copy = script(tmp_path / "cc", f'printf . >> {log}\nfor last; do :; done\ncp {whole} "$last"')
     arguments = [str(whole), str(other), str(tmp_path), str(log)]
@@ -226,7 +233,7 @@ with kernels.use("cpu"):
 
 
 def test_without_vector_instructions(monkeypatch, cache):
-    monkeypatch.setattr(library, "_VECTORS", {})
+    monkeypatch.setattr(sources, "VECTORS", {})
     for classes, std in ((10, 10.0), (1000, 3.0)):
         logits, target = make(13, classes, std)
         for t1, t2 in FEW_PAIRS:

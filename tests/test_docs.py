@@ -6,11 +6,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 import typer.main
 from page_blocks import BLOCK, agree, run
 
 from bitempered.cli import app
 from bitempered.experiments import recipes
+from bitempered.torch import bi_tempered_logistic_loss
 
 ROOT = Path(__file__).parent.parent
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}
@@ -63,7 +65,7 @@ def test_outputs_agree_in_words_and_nearly_in_numbers(shown, printed, same):
 
 COMMANDS = [
     (name, line)
-    for name, text in PAGES.items()
+    for name, text in {**PAGES, "README": (ROOT / "README.md").read_text(encoding="utf-8")}.items()
     for code in [*re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL), *re.findall(r"`([^`\n]+)`", text)]
     for line in code.splitlines()
     if re.match(r"bitempered [a-z]|make |pip install", line)
@@ -85,6 +87,18 @@ def test_commands_and_their_options_exist(page, line):
         assert {word for word in rest if word.startswith("--")} <= options
         if name == "reproduce":
             assert rest[0] in recipes.REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("t1", "t2", "classes", "said"), [(0.8, 1.2, 10, "0.4"), (0.8, 1.2, 1000, "0.06"), (0.5, 4.0, 10, "0.0003")]
+)
+def test_the_gradient_at_zero_logits_is_smaller_by_the_factor_it_says(t1, t2, classes, said):
+    assert re.search(rf"\b{re.escape(said)}\b for (\({t1}, {t2}\) and\s+)?K = {classes:,}", PAGES["choose"])
+    logits = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(bi_tempered_logistic_loss(logits, torch.tensor(0), t1, t2), logits)
+    (of_cross_entropy,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, torch.tensor(0)), logits)
+    torch.testing.assert_close(gradient, classes ** -(t2 - t1) * of_cross_entropy, rtol=1e-12, atol=0)
+    assert classes ** -(t2 - t1) == pytest.approx(float(said), rel=0.07)  # rounded to one digit
 
 
 def test_no_table_of_results_is_copied():

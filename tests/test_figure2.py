@@ -206,8 +206,8 @@ def test_the_recipe_s_seeds_unless_told(options, folder, seeds, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     done = invoke("reproduce", "figure2", *options)
     assert done.exit_code == 0, done.output
-    assert [path.name for path in Path("results").iterdir()] == [folder]
-    made = Path("results") / folder
+    assert [path.name for path in Path("output").iterdir()] == [folder]
+    made = Path("output") / folder
     assert {row["seed"] for row in files.read_rows(made / "figure2.jsonl")} == set(range(seeds))
     words = "one seed" if seeds == 1 else f"median of {seeds} seeds"
     assert words in (made / "figure2.md").read_text()

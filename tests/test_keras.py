@@ -331,7 +331,7 @@ def test_unknown_shapes_of_a_graph():
 @pytest.mark.parametrize(
     ("missing", "line"),
     [
-        ("keras", 'bitempered.keras needs Keras 3: pip install "bitempered[keras]"'),
+        ("keras", 'bitempered.keras needs Keras 3: pip install "keras>=3.5"'),
         ("torch", "Keras needs its backend: pip install torch, or set KERAS_BACKEND to tensorflow, jax or torch"),
     ],
 )

@@ -559,7 +559,7 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert 'pip install "bitempered[playground]"' in done.stderr
+    assert 'this command needs more packages: pip install "torch>=2.6" "starlette>=0.40"' in done.stderr
     assert done.stderr.count("\n") == 1
 
 

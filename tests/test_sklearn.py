@@ -341,7 +341,7 @@ for model, p in zip(models, want):
         print(error)
 """
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "models"], capture_output=True, text=True, check=True)
-    assert done.stdout == 'BiTemperedMLPClassifier needs PyTorch: pip install "bitempered[torch]"\n'
+    assert done.stdout == 'BiTemperedMLPClassifier needs PyTorch: pip install "torch>=2.6"\n'
 
 
 # The network

@@ -114,6 +114,7 @@ def test_table1_from_the_command_line(mnist, small, tmp_path):
     assert len(rows) == 4
     for row in rows:
         assert f"{100 * row['test_chosen']:.2f}" in page
+    assert page.startswith("# A quick trial, which shows no effect (table 1, mnist")
     assert "2,560 images" in page  # which a quick look has to say
     assert "No setting was searched" in page
     assert "| logistic, paper | 99.40 | 97.64 |" in page
@@ -222,7 +223,8 @@ def test_texts_say_how_many_seeds_each_level_has():
         made = dict.fromkeys(("bitempered", "commit", "torch", "device", "date"), "")
         curve = {"clean": [0.1, 0.2], "noisy": [0.1, 0.2], "test": [0.1, 0.2]}
         numbers = () if loss == "logistic" else (0.8, 1.2)
-        return found | made | curve | {"numbers": numbers, "learning_rate": 1, "test_chosen": 0.2, "test_last": 0.2}
+        numbers = {"numbers": numbers, "learning_rate": 1, "epochs": 200, "test_chosen": 0.2, "test_last": 0.2}
+        return found | made | curve | numbers
 
     recipe = TABLE1["cifar100"]
     assert (recipe.seeds, recipe.more_seeds) == ((0,), {0.4: (1, 2)})

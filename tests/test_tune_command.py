@@ -178,7 +178,7 @@ def test_missing_optuna_gets_one_line(tmp_path, monkeypatch):
         result = invoke(*command, "--out", tmp_path / "out")
         assert result.exit_code == 1
         (line,) = error_lines(result)
-        assert line.endswith('this command needs the tune extra: pip install "bitempered[tune]"')
+        assert line.endswith('"typer>=0.12" "optuna>=3"')
 
 
 @pytest.mark.slow

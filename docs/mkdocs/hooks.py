@@ -3,6 +3,7 @@
 Result files and examples as pages, tables taken from them, formulas as MathML.
 """
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -19,7 +20,9 @@ ROOT = Path(__file__).parents[2]
 # ../results/... lead to it.
 PAGES = ("results/*/*.md", "benchmarks/*.md", "CHANGELOG.md", "CONTRIBUTING.md")
 PICTURES = ("results/*/*.png", "benchmarks/*.png")
-EXAMPLES = "examples/*.py"
+NOTEBOOKS = "docs/*.ipynb"
+WIDE = 110  # letters: in a wider table, pairs of numbers stand one above the other
+EXAMPLES = ("examples/*.py", "examples/gallery/*.py")
 
 TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 # The table, which of the file's it is, and what its lines must have.
@@ -51,12 +54,34 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(
                 File(uri, str(ROOT), config.site_dir, config.use_directory_urls)
             )
-    for path in sorted(ROOT.glob(EXAMPLES)):
+    for path in sorted(path for pattern in EXAMPLES for path in ROOT.glob(pattern)):
         name = path.relative_to(ROOT).as_posix()
         page = f"# {name}\n\n```python\n{path.read_text(encoding='utf-8')}```\n"
         files.append(File.generated(config, name.replace(".py", ".md"), content=page))
+    for path in sorted(ROOT.glob(NOTEBOOKS)):
+        page = notebook_page(path)
+        files.append(File.generated(config, f"{path.stem}.md", content=page))
     files.append(File.generated(config, "results/all.md", content=all_results()))
     return files
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook as Markdown: text, code, and what the code printed and drew."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text'])}```")
+            else:
+                png = output["data"]["image/png"].strip()
+                parts.append(f'<img alt="" src="data:image/png;base64,{png}">')
+    parts.append(f"This page is [a notebook]({path.name}), as it was run.")
+    return "\n\n".join(parts) + "\n"
 
 
 def all_results() -> str:
@@ -114,7 +139,10 @@ def on_page_markdown(
                 f"{page.file.src_uri}: no line of {path} has {' and '.join(wanted)}"
             )
         source = f"[{path}]({posixpath.relpath(path, here or '.')}){{ .source }}"
-        return "\n".join([head, rule, *kept, "", source])
+        shown = "\n".join([head, rule, *kept])
+        if max(map(len, shown.splitlines())) > WIDE:
+            shown = shown.replace(" / ", " /<br>")
+        return f"{shown}\n\n{source}"
 
     if page.file.src_uri.startswith(("results/", "benchmarks/")):
         return markdown

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bitempered.checks import sum_tolerance
+from bitempered.extras import install
 
 __all__ = ["Audit", "audit", "label_issues"]
 
@@ -232,7 +233,7 @@ def out_of_fold(
         from sklearn.utils import _safe_indexing, column_or_1d, indexable
         from sklearn.utils.multiclass import check_classification_targets
     except ModuleNotFoundError:
-        raise ModuleNotFoundError('audit needs scikit-learn: pip install "bitempered[sklearn]"') from None
+        raise ModuleNotFoundError(f"audit needs scikit-learn: {install('sklearn')}") from None
 
     if not hasattr(estimator, "predict_proba"):
         raise TypeError(f"estimator must have predict_proba, got {estimator!r}")

@@ -244,9 +244,9 @@ def __getattr__(name: str) -> Any:
     try:
         made = _CLASSIFIERS[name]()
     except ModuleNotFoundError as missing:
-        library = str(missing.name)
+        library = str(missing.name).replace("sklearn", "scikit-learn")
         raise ModuleNotFoundError(
-            f'bitempered.boosting.{name} needs {library}: pip install "bitempered[boosting]"', name=library
+            f"bitempered.boosting.{name} needs {library}: pip install {library}", name=missing.name
         ) from None
     made.__qualname__ = name  # pickle finds it by this name
     globals()[name] = made

@@ -5,16 +5,18 @@ import os
 import signal
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from bitempered.experiments import recipes
 from bitempered.experiments.files import stopped
+from bitempered.experiments.progress import progress_bar
+from bitempered.extras import install
 
-NEEDS = 'this command needs the experiments extra: pip install "bitempered[experiments]"'
+NEEDS = f"this command needs more packages: {install('experiments')}"
 
 try:
     import typer
@@ -25,6 +27,8 @@ except KeyboardInterrupt:
     raise SystemExit(130) from None
 
 __all__ = ["main"]
+
+OUTPUT = Path("output")  # where commands write, unless told; results has what is committed
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -116,7 +120,7 @@ def compare(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for rows, table and figure; without it results/compare for digits, results/compare-NAME for "
+            help="Folder for rows, table and figure; without it output/compare for digits, output/compare-NAME for "
             "other data."
         ),
     ] = None,
@@ -164,7 +168,7 @@ def compare(
     except ValueError as error:
         fail(str(error), 2)
     device = choose_device(device)
-    out = out or Path("results/compare" if dataset == "digits" else f"results/compare-{Path(dataset).stem}")
+    out = out or OUTPUT / ("compare" if dataset == "digits" else f"compare-{Path(dataset).stem}")
 
     with clear_errors(out):
         with progress_bar() as progress:
@@ -215,7 +219,7 @@ def tune(
         typer.Option(help="A file for SQLite or a URL of Optuna for the study; without it, study.db in the folder."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the study and the pages; without it results/tune-NAME.")
+        Path | None, typer.Option(help="Folder for the study and the pages; without it output/tune-NAME.")
     ] = None,
 ) -> None:
     """Search temperatures, schedule, learning rate, weight decay and label smoothing together, by Optuna.
@@ -247,7 +251,7 @@ def tune(
     except ValueError as error:
         fail(str(error), 2)
     device = choose_device(device)
-    out = out or Path(f"results/tune-{Path(dataset).stem}")
+    out = out or OUTPUT / f"tune-{Path(dataset).stem}"
     with clear_errors(out, "the finished trials are kept: run the same command to continue"):
         with progress_bar() as progress:
             best, found = recipe.run(request, storage or out / "study.db", progress, device=device)
@@ -267,7 +271,26 @@ def tune(
 ABOUT = "\n\n".join(f"{name}: {entry.about}" for name, entry in recipes.REPRODUCED.items())
 
 
-@app.command(help=f"Reproduce the paper's figures and tables, and our own comparisons.\n\n{ABOUT}")
+class Reproduce(typer.core.TyperCommand):
+    """`reproduce`, whose --help after the name of a figure or table is about that one."""
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        what = next((word for word in args if word in recipes.REPRODUCED), None)
+        if what is not None and "--help" in args:
+            entry, about = recipes.REPRODUCED[what], copy(self)
+            about.help = f"Reproduce {what}: {entry.about}"
+            about.params = [param for param in self.params if param.name in entry.options | {"out"}]
+            context.info_name = f"{context.info_name} {what}"
+            print(about.get_help(context))
+            context.exit()
+        return super().parse_args(context, args)
+
+
+@app.command(
+    cls=Reproduce,
+    help="Reproduce the paper's figures and tables, and our own comparisons.\n\nAfter the name of one, --help says "
+    f"which options it takes.\n\n{ABOUT}",
+)
 def reproduce(
     context: typer.Context,
     what: Annotated[str, typer.Argument(help=f"{', '.join(recipes.REPRODUCED)}.")],
@@ -289,7 +312,7 @@ def reproduce(
     data_dir: Annotated[Path | None, DATA_DIR] = None,
     device: Annotated[str | None, DEVICE] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the results; without it, one in results, such as results/figure2.")
+        Path | None, typer.Option(help="Folder for the results; without it, one in output, such as output/figure2.")
     ] = None,
 ) -> None:
     if what not in recipes.REPRODUCED:
@@ -312,14 +335,16 @@ def reproduce(
         fail(f"{missing}; {NEEDS}", 1)
     except ValueError as error:
         fail(str(error), 2)
-    out = out or Path("results") / plan.name
+    out = out or OUTPUT / plan.name
     after_ctrl_c = "run the same command with --resume to continue" if "resume" in takes else "nothing was written"
     with clear_errors(out, after_ctrl_c):
         if "resume" in takes and not resume and (unfinished := stopped(out)):
             fail(f"a run was stopped: continue it with --resume, or delete {', '.join(map(str, unfinished))}", 1)
         with progress_bar() as progress:
             table = plan.make(out, progress)
-    if table is not None:
+    if isinstance(table, str):  # Markdown, whose lines must not be broken
+        print(table)
+    elif table is not None:
         Console().print(table)
     print(f"Written to {out}: {plan.files}")
 
@@ -329,8 +354,8 @@ def report(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="A folder of rows, by its path or its name in results, such as table1-mnist; or one of "
-            f"{', '.join(recipes.ROWS)}, for every folder in results that has its rows."
+            help="A folder of rows, by its path or its name in results or output, such as table1-mnist; or one of "
+            f"{', '.join(recipes.ROWS)}, for every folder in them that has its rows."
         ),
     ] = None,
     out: Annotated[
@@ -339,7 +364,7 @@ def report(
 ) -> None:
     """Render tables and figures again from the rows of earlier runs, without training or data.
 
-    Without an argument, render every folder in results.
+    Without an argument, render every folder in results and output. Prints the first table of each.
     """
     try:
         from bitempered.experiments import report as reports
@@ -347,8 +372,10 @@ def report(
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
-    root = Path("results")
-    chosen = recipes.folders(root) if what is None else recipes.choose(what, root)
+    roots = (Path("results"), OUTPUT)
+    chosen = [folder for root in roots for folder in recipes.folders(root)]
+    if what is not None:
+        chosen = recipes.choose(what, *roots)
     if not chosen:
         kinds = ", ".join(recipes.ROWS)
         fail(
@@ -361,7 +388,10 @@ def report(
             pages = recipes.render(folder)
             target.mkdir(parents=True, exist_ok=True)
             reports.write(target, pages)
-        print(f"Written to {target}: {', '.join(pages)}")
+        for name, page in pages.items():
+            if name.endswith(".md"):
+                print(reports.first_table(page.decode()))
+        print(f"Written to {target}: {', '.join(pages)}\n")
 
 
 @app.command()
@@ -375,7 +405,7 @@ def bench(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for rows, tables and figure; without it benchmarks, or with --quick results/bench-quick."
+            help="Folder for rows, tables and figure; without it output/bench, or with --quick output/bench-quick."
         ),
     ] = None,
 ) -> None:
@@ -386,16 +416,18 @@ def bench(
     try:
         from bitempered.experiments.bench import run
         from bitempered.experiments.recipes import bench as recipe
+        from bitempered.experiments.report import first_table
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS}", 1)
 
     device = choose_device(device)
     suite = recipe.quick(recipe.SUITES[device]) if quick else recipe.SUITES[device]
-    out = out or Path("results/bench-quick" if quick else "benchmarks")
+    out = out or OUTPUT / ("bench-quick" if quick else "bench")
     with clear_errors(out, "the cases measured so far are kept"):
         out.mkdir(parents=True, exist_ok=True)
         rows = run(suite, device, out, lambda text: print(text, flush=True))
     name = "gpu" if device == "cuda" else "cpu"
+    print(f"\n{first_table((out / f'{name}.md').read_text(encoding='utf-8'))}\n")
     print(f"Written to {out}: {name}.md, {name}.png and {name}.jsonl")
     failed = [f"{row['label']} at {row['rows']} x {row['classes']}" for row in rows if "failed" in row]
     if failed:
@@ -423,7 +455,7 @@ def audit(
         int, typer.Option(help="Times to fit all folds; their mean ranks a little better than one.")
     ] = 1,
     data_dir: Annotated[Path | None, DATA_DIR] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write to; without it, results/audit-NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; without it, output/audit-NAME.")] = None,
 ) -> None:
     """Find the labels that are probably wrong, in a table of your own or in images.
 
@@ -445,7 +477,7 @@ def audit(
         audits.check_request(dataset, score, repeats, label_column)
     except ValueError as error:
         fail(str(error), 2)
-    out = out or Path("results") / f"audit-{Path(dataset).stem}"
+    out = out or OUTPUT / f"audit-{Path(dataset).stem}"
     column = label_column or audits.LABEL_COLUMN
     with clear_errors(out, "nothing was written"):
         rows = audits.read(dataset, column, data_dir)
@@ -469,7 +501,7 @@ def playground(
     try:
         from bitempered.playground.server import serve
     except ModuleNotFoundError as missing:
-        fail(f'{missing}; this command needs the playground extra: pip install "bitempered[playground]"', 1)
+        fail(f"{missing}; this command needs more packages: {install('playground')}", 1)
     try:
         serve(host, port, browser=not no_browser)
     except OSError as error:
@@ -523,45 +555,6 @@ def clear_errors(out: Path, after_ctrl_c: str = "run the same command to continu
     finally:
         if with_main:
             signal.signal(signal.SIGINT, stop_at_once)
-
-
-@contextmanager
-def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """Show a progress bar on a terminal, and lines elsewhere; call it with work done, total, and what is running."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    terminal = Console(stderr=True)
-    if not terminal.is_terminal:
-        yield ProgressLines()
-        return
-    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=terminal, transient=True) as bar:
-        task = bar.add_task("starting")
-        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
-
-
-class ProgressLines:
-    """Prints a line of progress every few seconds, and after a minute every half minute."""
-
-    def __init__(self) -> None:
-        self.printed = time.monotonic()
-        self.first: tuple[float, int] | None = None  # the time of the first call, and the work done by then
-
-    def __call__(self, done: int, total: int, text: str) -> None:
-        now = time.monotonic()
-        if self.first is None:
-            self.first = now, done
-        started, before = self.first
-        if now - self.printed < (5 if now - started < 60 else 30):
-            return
-        self.printed = now
-        left = f", about {in_minutes((now - started) * (total - done) / (done - before))} left" if done > before else ""
-        print(f"{done / total:4.0%}{left}: {text}", file=sys.stderr, flush=True)
-
-
-def in_minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -43,6 +43,7 @@ from bitempered.encoding import (
     weigh_elements,
     widen,
 )
+from bitempered.extras import install
 
 try:
     import jax
@@ -51,7 +52,7 @@ try:
     from jax.custom_derivatives import SymbolicZero
     from jax.typing import ArrayLike
 except ModuleNotFoundError:
-    raise ModuleNotFoundError('bitempered.jax needs JAX: pip install "bitempered[jax]"') from None
+    raise ModuleNotFoundError(f"bitempered.jax needs JAX: {install('jax')}") from None
 
 __all__ = [
     "bi_tempered_binary_logistic_loss",

@@ -44,6 +44,7 @@ from bitempered.checks import (
     sum_tolerance,
 )
 from bitempered.encoding import compute_dtype, encode_binary, encode_classes, namespace, nan_if_negative, rescaled
+from bitempered.extras import install
 
 try:
     import keras
@@ -54,7 +55,7 @@ except ImportError as error:
         raise ModuleNotFoundError(
             f"Keras needs its backend: pip install {missing}, or set KERAS_BACKEND to tensorflow, jax or torch"
         ) from error
-    raise ModuleNotFoundError('bitempered.keras needs Keras 3: pip install "bitempered[keras]"') from None
+    raise ModuleNotFoundError(f"bitempered.keras needs Keras 3: {install('keras')}") from None
 
 __all__ = ["BiTemperedBinaryLogisticLoss", "BiTemperedLogisticLoss", "Temperatures"]
 

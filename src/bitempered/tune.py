@@ -232,9 +232,7 @@ def _optuna() -> Any:
     except ModuleNotFoundError as missing:
         if missing.name != "optuna":
             raise
-        raise ModuleNotFoundError(
-            'bitempered.tune needs Optuna: pip install "bitempered[tune]"', name="optuna"
-        ) from None
+        raise ModuleNotFoundError('bitempered.tune needs Optuna: pip install "optuna>=3"', name="optuna") from None
     return optuna
 
 

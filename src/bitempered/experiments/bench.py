@@ -416,8 +416,11 @@ def benchmark_provenance(device: str) -> Row:
     if device == "cuda":
         return made | {"cuda": str(torch.version.cuda)}
     made |= {"threads": str(torch.get_num_threads()), "vectors": torch.backends.cpu.get_cpu_capability()}
-    if isinstance(cpu.library(), cpu.Unavailable):
+    library = cpu.library()
+    if isinstance(library, cpu.Unavailable):
         return made | {"compiler": "none, so that bitempered is core"}
+    if cpu.is_shipped(library):
+        return made | {"compiler": "that of the wheel"}
     version = subprocess.run([*cpu.compiler(), "--version"], capture_output=True, text=True, check=True).stdout
     return made | {"compiler": version.splitlines()[0]}
 

@@ -12,6 +12,14 @@ from bitempered.experiments.report import Pages, grid, made_with, png
 __all__ = ["figure", "markdown", "pages"]
 
 GRAPH = ", CUDA graph"
+# The same on a CPU and on a GPU, and cross-entropy and ours as in other figures.
+COLOURS = {
+    "cross_entropy": "tab:orange",
+    "bitempered (0.8, 1.2)": "tab:blue",
+    "bitempered (0.5, 4.0)": "tab:cyan",
+    "port, 5 iterations (0.8, 1.2)": "tab:red",
+    "Liger cross_entropy": "tab:purple",
+}
 MADE_WITH = (
     "bitempered",
     "commit",
@@ -170,7 +178,8 @@ def figure(rows: list[Row]) -> Figure:
         }
         for label, curve in curves.items():
             # A contender keeps its colour in every panel, even if others are missing; dotted means the device alone.
-            colour = f"C{names.index(label.removesuffix(GRAPH))}"
+            name = label.removesuffix(GRAPH)
+            colour = COLOURS.get(name, f"C{names.index(name)}")
             style = "o:" if label.endswith(GRAPH) else "o-"
             axes.plot(*zip(*curve, strict=True), style, color=colour, markersize=4, label=label)
         if points:

@@ -10,12 +10,10 @@ from rich.table import Table
 from bitempered.experiments.cells import NOT_FINITE, Cell, Comparison
 from bitempered.experiments.datasets import DATASETS, is_table
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.report import MOMENTS, Pages, draw_curves, grid, made_by, png, spread, table_csv
+from bitempered.experiments.report import MOMENTS, Pages, draw_curves, grid, looks, made_by, png, spread, table_csv
 from bitempered.experiments.runs import Row
 
 __all__ = ["figure", "lines", "markdown", "notes", "pages", "table"]
-
-COLOURS = ("tab:orange", "tab:blue", "tab:green", "tab:red", "tab:purple", "tab:brown")
 
 
 def pages(comparison: Comparison, rows: list[Row], tried: list[Row], curves: list[Row]) -> Pages:
@@ -255,14 +253,16 @@ def figure(comparison: Comparison, rows: list[Row], curves: list[Row]) -> Figure
     canvas = Figure(figsize=(width, height), dpi=150, layout="constrained")
     panels = canvas.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for axes, level in zip(panels, shown, strict=True):
-        for place, (loss, rate) in enumerate(series):
-            cell, colour = Cell(loss, level, rate), COLOURS[place % len(COLOURS)]
+        for (loss, rate), look in zip(
+            series, looks([(loss.name, bool(loss.schedule)) for loss, _ in series]), strict=True
+        ):
+            cell = Cell(loss, level, rate)
             name = f"{loss}, rate {rate:g}" if loss in several else f"{loss}"
-            draw_curves(axes, [curve["test"] for curve in rows_of(curves, cell)], colour, name)
+            draw_curves(axes, [curve["test"] for curve in rows_of(curves, cell)], look, name)
             chosen = rows_of(rows, cell)
             if chosen:
                 when, value = (mean(row[column] for row in chosen) for column in ("chosen_epoch", "test_chosen"))
-                axes.plot([when], [100 * value], "x", color=colour, markeredgewidth=2)
+                axes.plot([when], [100 * value], "x", color=look[0], markeredgewidth=2)
         axes.plot([], [], "x", color="grey", markeredgewidth=2, label="chosen epoch, mean")
         axes.set_title(
             f"labels {level_name(comparison, level)}" if is_table(comparison.dataset) else f"{level:.0%} {what}"

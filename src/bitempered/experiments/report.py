@@ -6,6 +6,7 @@ A recipe's `render(path)` makes its pages, tables and figures from a file of row
 import argparse
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,11 +19,15 @@ from rich.table import Table
 from bitempered.experiments.files import Row, read_rows, value, write_atomically, write_rows
 
 __all__ = [
+    "COLOURS",
     "MOMENTS",
     "Pages",
     "draw_curves",
+    "first_table",
     "grid",
+    "is_trial",
     "last_and_chosen",
+    "looks",
     "made_by",
     "made_by_commits",
     "made_with",
@@ -36,6 +41,7 @@ __all__ = [
     "seeds_in_words",
     "spread",
     "table_csv",
+    "titled",
     "training_in_words",
     "write",
 ]
@@ -43,6 +49,13 @@ __all__ = [
 Pages = dict[str, bytes]  # contents by the name of the file
 # The epochs whose accuracy is shown: the column of a row, and its name.
 MOMENTS = {"test_last": "last epoch", "test_chosen": "chosen epoch"}
+# A loss has one colour in all figures. If one has it twice, the second line is broken.
+COLOURS = {
+    "logistic": "tab:orange", "bi-tempered": "tab:blue", "gce": "tab:green", "sce": "tab:red", "mae": "tab:brown",
+    "tsallis": "tab:purple", "t-logistic": "tab:pink",
+}  # fmt: skip
+STYLES = ("-", "--", ":", "-.")
+TRIAL = 3  # epochs, the most that a quick run has
 
 
 def grid(head: list[str], lines: list[list[str]], align: str | list[str] = "---:") -> str:
@@ -144,6 +157,45 @@ def made_by_commits(rows: list[Row]) -> str:
     return ". ".join(clauses)
 
 
+def is_trial(rows: list[Row]) -> bool:
+    """Whether rows are of a quick run, which shows that everything works and no effect."""
+    return all(row["epochs"] <= TRIAL for row in rows)
+
+
+def titled(title: str, rows: list[Row]) -> str:
+    """Return a title that says if the rows are of a quick run.
+
+    >>> titled("Table 1, mnist", [{"epochs": 2}]), titled("Table 1, mnist", [{"epochs": 500}])
+    ('A quick trial, which shows no effect (table 1, mnist)', 'Table 1, mnist')
+    """
+    return f"A quick trial, which shows no effect ({title[0].lower()}{title[1:]})" if is_trial(rows) else title
+
+
+def first_table(page: str) -> str:
+    """Return the title of a page and its first table.
+
+    >>> first_table("# A\\n\\ntext\\n\\n| b |\\n| --- |\\n| 1 |\\n\\nmore\\n").splitlines()
+    ['A', '', '| b |', '| --- |', '| 1 |']
+    """
+    title, table = (re.search(pattern, page, re.MULTILINE) for pattern in (r"^# (.*)", r"(?:^\|.*\n?)+"))
+    return "\n\n".join([*([title[1]] if title else []), *([table[0].rstrip()] if table else [])])
+
+
+def looks(losses: list[tuple[str, bool]]) -> list[tuple[str, str]]:
+    """Return colour and line style for lines, each a loss's name and whether it has a schedule: that one is solid.
+
+    >>> looks([("logistic", False), ("bi-tempered", False), ("bi-tempered", True)])
+    [('tab:orange', '-'), ('tab:blue', '--'), ('tab:blue', '-')]
+    """
+    order = sorted(range(len(losses)), key=lambda place: not losses[place][1])
+    found: dict[int, tuple[str, str]] = {}
+    for place in order:
+        name = losses[place][0]
+        earlier = sum(losses[other][0] == name for other in found)
+        found[place] = COLOURS[name], STYLES[earlier % len(STYLES)]
+    return [found[place] for place in range(len(losses))]
+
+
 def made_by(row: Row, between: str = " ") -> str:
     """Say which code made a row, on what and when; `between` stands before the date."""
     return f"{maker(row, 'commit ' + row['commit'])},{between}{row['date']}"
@@ -179,12 +231,13 @@ def table_csv(rows: list[Row]) -> bytes:
     return text.getvalue().encode()
 
 
-def draw_curves(axes: Axes, curves: list[list[float]], colour: str, label: str) -> None:
+def draw_curves(axes: Axes, curves: list[list[float]], look: tuple[str, str], label: str) -> None:
     """Draw the mean of accuracies by epoch, one list for each seed, and a band of ±1 sample standard deviation."""
+    colour, style = look
     accuracy = 100 * np.array(curves)
     epochs = range(1, 1 + (accuracy.shape[1] if accuracy.size else 0))
     centre = accuracy.mean(0) if accuracy.size else []
-    axes.plot(epochs, centre, color=colour, label=label)
+    axes.plot(epochs, centre, style, color=colour, label=label)
     if len(accuracy) > 1:
         deviation = accuracy.std(0, ddof=1)
         axes.fill_between(epochs, centre - deviation, centre + deviation, color=colour, alpha=0.15, linewidth=0)

@@ -2,13 +2,16 @@
 
 - "core" computes everything.
 - "triton" computes losses over classes and the tempered softmax on a GPU, in half precision and float32.
-- "cpu" computes losses over classes, binary losses, the tempered softmax and sigmoid on a CPU with a C compiler.
-  BITEMPERED_CPU_KERNEL=0 in the environment turns it off.
+- "cpu" computes losses over classes, binary losses, the tempered softmax and sigmoid on a CPU. The wheel for Linux on
+  x86-64 carries it; elsewhere a C compiler makes it. BITEMPERED_CPU_KERNEL=0 in the environment turns it off.
 
-The kernels compute first derivatives; core computes second derivatives, jvp and vmap.
+The kernels compute first derivatives; core computes second derivatives, jvp and vmap. `chosen` says which one computes
+a loss. Where a device has no kernel, core computes, and the logger "bitempered" warns once and says why.
 """
 
+import functools
 import importlib.util
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,7 +22,7 @@ from torch import Tensor
 
 from bitempered.kernels import cpu, hooks
 
-__all__ = ["choose", "choose_binary", "require_core", "use"]
+__all__ = ["choose", "choose_binary", "chosen", "require_core", "use"]
 
 NAMES = ("core", "triton", "cpu")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -45,6 +48,23 @@ def use(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
+def chosen(logits: Tensor, target: Tensor | None = None, *, binary: bool = False) -> str:
+    """Return the name of the implementation that would compute this loss: "core", "triton" or "cpu".
+
+    Args:
+        logits, target: those of `bi_tempered_logistic_loss`; without a target, those of `tempered_softmax`.
+        binary: ask for `bi_tempered_binary_logistic_loss`, or without a target for `tempered_sigmoid`.
+
+    Temperatures are taken to be numbers; core computes with tensors of temperatures, except for one on the CPU that
+    holds a single number and needs no gradient. What runs inside torch.compile can differ.
+
+    >>> with use("core"):
+    ...     chosen(torch.zeros(2, 3), torch.tensor([0, 2]))
+    'core'
+    """
+    return (choose_binary if binary else choose)(logits, target)
+
+
 def choose(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ...] = ()) -> str:
     """Return the name of the implementation for a loss over classes or, without a target, for a tempered softmax."""
     for t in temperatures:
@@ -62,6 +82,8 @@ def choose(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ..
     forced = _forced.get()
     name = forced or ("triton" if logits.is_cuda else "cpu" if logits.is_cpu else "core")
     if name == "core":
+        if forced is None:
+            _warn_of_device(logits.device.type)
         return name
     refusal = (_triton_refuses if name == "triton" else _cpu_refuses)(logits, target)
     if refusal and forced:
@@ -110,7 +132,7 @@ def _triton_refuses(logits: Tensor, target: Tensor | None) -> str | None:
 
 
 def _triton_cannot(logits: Tensor, target: Tensor | None) -> str | None:
-    if not _HAS_TRITON:
+    if not _has_triton():
         return "triton is not installed"
     if logits.dtype == torch.float64:
         return "it computes in float32, got float64 logits"
@@ -123,7 +145,27 @@ def _not_plain(logits: Tensor, target: Tensor | None) -> str | None:
     """Why a kernel must not read these tensors' memory, or None."""
     if type(logits) not in _PLAIN or (target is not None and type(target) not in _PLAIN) or logits.is_neg():
         return f"it takes plain tensors, got {type(logits).__name__} and {type(target).__name__}"
+    if hooks.missing:
+        _warn(hooks.without_missing())
     return hooks.why_not_plain(logits, target)
+
+
+@functools.cache
+def _warn(reason: str) -> None:
+    """Say once why there is no kernel where one was to be expected."""
+    logging.getLogger("bitempered").warning("plain PyTorch, which is slower, computes the loss: %s", reason)
+
+
+def _warn_of_device(kind: str) -> None:
+    if kind != "meta":  # where nothing is computed
+        _warn(f"there is no kernel for {kind} devices")
+
+
+@hooks.constant_when_compiled
+def _has_triton() -> bool:
+    if not _HAS_TRITON:
+        _warn("the kernel for CUDA devices needs Triton: pip install triton")
+    return _HAS_TRITON
 
 
 def _compiled_on_cpu(logits: Tensor, target: Tensor | None, *, binary: bool = False) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bitempered.checks import sum_tolerance
 from bitempered.kernels.layout import as_blocks, empty_gradient, merge_dimensions
-from bitempered.kernels.library import Unavailable, compiler, library, parallel
+from bitempered.kernels.library import Unavailable, compiler, is_shipped, library, parallel
 from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import bad_index, bad_probabilities
 
@@ -18,6 +18,7 @@ __all__ = [
     "binary_loss",
     "compiler",
     "gradient",
+    "is_shipped",
     "library",
     "loss",
     "loss_and_gradient",

@@ -18,6 +18,7 @@ __all__ = [
     "single_level_apply",
     "transformed",
     "why_not_plain",
+    "without_missing",
 ]
 
 NEEDED = (
@@ -43,10 +44,15 @@ _jvp = _find("_C._functorch.TransformType.Jvp")
 missing = tuple(name for name in NEEDED if _find(name) is None)
 
 
+def without_missing() -> str:
+    """Say what this version of torch lacks."""
+    return f"torch {torch.__version__} has no {missing[0]}, without which kernels cannot tell where they may run"
+
+
 def why_not_plain(logits: Tensor, target: Tensor | None) -> str | None:
     """Why a kernel must not read these tensors: their memory does not hold their values, or operations are recorded."""
     if missing:
-        return f"torch {torch.__version__} has no {missing[0]}, without which kernels cannot tell where they may run"
+        return without_missing()
     if _transforms_active() or forward_ad._current_level >= 0:
         return "it does not run under torch.func transforms or forward-mode differentiation"
     if _is_wrapped(logits) or (target is not None and _is_wrapped(target)):

@@ -1,10 +1,11 @@
-"""The C kernels, the folder c, compiled into a library at first use.
+"""The C kernels, the folder c, as a library: the one that came with the wheel, or one compiled at first use.
 
 Why C: a version in Numba was slower, above all for few classes, at every start and in every call. Numba would also
 bring a second thread pool, and the flag that lets LLVM vectorise sums also lets it remove the rounding step of exp2.
-torch.compile (`bitempered bench`) recompiles for new shapes and options, and cannot stop when a row has converged. The
-wheel stays pure Python. Without a compiler, core computes the loss, and the logger "bitempered" warns why.
-BITEMPERED_CPU_KERNEL=0 in the environment turns the kernel off.
+torch.compile (`bitempered bench`) recompiles for new shapes and options, and cannot stop when a row has converged.
+The wheel for Linux on x86-64 carries a library for each instruction set; elsewhere a C compiler makes one. Without
+either, core computes the loss, and the logger "bitempered" warns why. BITEMPERED_CPU_KERNEL=0 in the environment turns
+the kernel off.
 """
 
 import ctypes
@@ -23,16 +24,8 @@ from pathlib import Path
 
 import torch
 
-_SOURCES = sorted((Path(__file__).parent / "c").iterdir(), key=lambda path: (path.suffix != ".c", path.name))
-_FLAGS = [
-    *("-O2", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"),
-    *("-fwrapv", "-fno-strict-aliasing"),  # integers are bits of floats, blocks are both vectors and numbers
-]
-# By the instruction set that torch found: a home folder may be shared with a machine that has less.
-_VECTORS = {
-    "AVX2": ["-mavx2", "-mfma"],
-    "AVX512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
-}
+from bitempered.kernels import sources
+
 FUNCTIONS = ("bitempered_loss", "bitempered_binary", "bitempered_softmax")
 _TIME_LIMIT = 120  # seconds; a compiler needs 2 to 10
 
@@ -47,12 +40,12 @@ def compiler() -> list[str]:
 
 @functools.cache
 def library() -> ctypes.CDLL | Unavailable:
-    """Load the C kernels, built once per source, compiler and processor, and kept in the user's cache folder."""
+    """Load the C kernels: shipped, or built once per source, compiler and processor and kept in the cache folder."""
     switch = os.environ.get("BITEMPERED_CPU_KERNEL") or "1"
     if switch != "1":
         return Unavailable(f"BITEMPERED_CPU_KERNEL={switch} turns it off")
     try:
-        return _find_or_make()
+        return _shipped() or _find_or_make()
     except (Unavailable, OSError) as error:  # OSError: a folder that is read-only, full or must not execute
         logging.getLogger("bitempered").warning(
             "the C kernel is not available and plain PyTorch, which is slower, computes the loss: %s"
@@ -62,12 +55,30 @@ def library() -> ctypes.CDLL | Unavailable:
         return error if isinstance(error, Unavailable) else Unavailable(str(error))
 
 
-def _find_or_make() -> ctypes.CDLL:
+def _shipped() -> ctypes.CDLL | None:
+    """Return the library for this processor that came with the package, if there is one and it can be loaded."""
+    path = sources.SHIPPED / sources.shipped_name(torch.backends.cpu.get_cpu_capability())
+    if not path.exists():
+        return None
     try:
-        command = [*compiler(), *_FLAGS, *_VECTORS.get(torch.backends.cpu.get_cpu_capability(), []), str(_SOURCES[0])]
+        return _load(path)
+    except (OSError, AttributeError) as error:  # as when a package is copied to another kind of machine
+        logging.getLogger("bitempered").info("the C kernel that was shipped cannot be loaded: %s", error)
+        return None
+
+
+def is_shipped(loaded: ctypes.CDLL) -> bool:
+    """Whether a library came with the package, so that no compiler of this machine has made it."""
+    return Path(loaded._name).parent == sources.SHIPPED
+
+
+def _find_or_make() -> ctypes.CDLL:
+    vectors = sources.VECTORS.get(torch.backends.cpu.get_cpu_capability(), [])
+    try:
+        command = [*compiler(), *sources.FLAGS, *vectors, str(sources.SOURCES[0])]
     except ValueError as error:
         raise Unavailable(f"CC must be a command line, got {os.environ['CC']!r}: {error}") from None
-    source = b"".join(path.read_bytes() for path in _SOURCES)
+    source = b"".join(path.read_bytes() for path in sources.SOURCES)
     key = hashlib.sha256(source + os.fsencode(f"{platform.machine()} {shlex.join(command)}")).hexdigest()[:16]
     folder = _private_folder()
     for path in sorted(folder.glob(f"cpu-{key}-*.so")):
@@ -131,7 +142,7 @@ def _compile(command: list[str], output: Path) -> None:
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
             )
         except OSError as error:
-            raise Unavailable(f"the C compiler cannot be started: {error}") from None
+            raise Unavailable(f"the C compiler cannot be started, install one or set CC: {error}") from None
         try:
             status = process.wait(_TIME_LIMIT)
         except BaseException as error:

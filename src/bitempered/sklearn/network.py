@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from bitempered import schedules
 from bitempered.checks import check_number, check_rescale, check_temperatures
+from bitempered.extras import install
 from bitempered.numpy import loss_and_grad
 from bitempered.sklearn.base import Array, TemperedClassifier, all_logits, check_count, check_positive
 
@@ -113,9 +114,7 @@ class BiTemperedMLPClassifier(TemperedClassifier):
         try:
             import torch
         except ModuleNotFoundError:
-            raise ModuleNotFoundError(
-                'BiTemperedMLPClassifier needs PyTorch: pip install "bitempered[torch]"'
-            ) from None
+            raise ModuleNotFoundError(f"BiTemperedMLPClassifier needs PyTorch: {install('torch')}") from None
         hidden = np.atleast_1d(np.array(self.hidden_layer_sizes, dtype=object)).tolist()
         for name, count in [
             *(("hidden_layer_sizes", width) for width in hidden),

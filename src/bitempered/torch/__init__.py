@@ -1,9 +1,11 @@
 """The bi-tempered logistic loss for PyTorch: functions in the style of `torch.nn.functional`, and modules."""
 
+from bitempered.extras import install as _install
+
 try:
     import torch  # noqa: F401
 except ModuleNotFoundError:
-    raise ModuleNotFoundError('bitempered.torch needs PyTorch: pip install "bitempered[torch]"') from None
+    raise ModuleNotFoundError(f"bitempered.torch needs PyTorch: {_install('torch')}") from None
 
 from bitempered.torch import baselines
 from bitempered.torch.functional import (

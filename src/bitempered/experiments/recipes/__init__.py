@@ -102,12 +102,12 @@ def folders(root: Path, *kinds: str) -> list[Path]:
     return sorted({path.parent for kind in kinds or ROWS for path in root.glob(f"*/{ROWS[kind]}.jsonl")})
 
 
-def choose(what: str, root: Path) -> list[Path]:
-    """Return the folders that a word names: a path, a folder in `root`, or a kind."""
-    for folder in (Path(what), root / what):
+def choose(what: str, *roots: Path) -> list[Path]:
+    """Return the folders that a word names: a path, a folder in one of the roots, or a kind."""
+    for folder in (Path(what), *(root / what for root in roots)):
         if any((folder / f"{rows}.jsonl").exists() for rows in ROWS.values()):
             return [folder]
-    return folders(root, what) if what in ROWS else []
+    return [folder for root in roots for folder in folders(root, what)] if what in ROWS else []
 
 
 def render(folder: Path) -> "Pages":

@@ -138,8 +138,8 @@ def lines(parts: list[list[Row]], deviations: bool) -> list[list[str]]:
 
 def title(rows: list[Row]) -> str:
     return (
-        "The default recipe, with nothing set by hand: accuracy on clean test labels, %, "
-        f"last / chosen epoch, mean over {report.seeds_in_words(rows)}"
+        report.titled("The default recipe, with nothing set by hand", rows)
+        + f": accuracy on clean test labels, %, last / chosen epoch, mean over {report.seeds_in_words(rows)}"
     )
 
 
@@ -179,13 +179,16 @@ def schedule(rows: list[Row]) -> tuple[tuple[float, float], tuple[float, ...]]:
 
 def figure(parts: list[list[Row]], folder: Path) -> Figure:
     """Draw accuracy by epoch at the highest noise level, a panel for each data set and optimiser."""
-    colours = {"logistic": "tab:orange", "default recipe": "tab:blue", "logistic, best rate": "tab:green"}
+    names = ("logistic", "default recipe", "logistic, best rate")
+    look = dict(
+        zip(names, report.looks([("logistic", False), ("bi-tempered", True), ("logistic", False)]), strict=True)
+    )
     canvas = Figure(figsize=(9.5, 3.4 * -(-len(parts) // 2)), dpi=150, layout="constrained")
     panels = canvas.subplots(-(-len(parts) // 2), 2, squeeze=False).flat
     for axes, rows in zip(panels, parts, strict=True):
         for name, group in contenders(rows, levels(rows)[-1]).items():
             label = f"{name}, {group[0]['learning_rate']:g}" if "best" in name else name
-            report.draw_curves(axes, [curve["test"] for curve in curves_of(folder, group)], colours[name], label)
+            report.draw_curves(axes, [curve["test"] for curve in curves_of(folder, group)], look[name], label)
         axes.set_title(name_of(rows), fontsize="medium")
         axes.set_xlabel("epoch")
         axes.set_ylabel("accuracy on clean test labels (%)")

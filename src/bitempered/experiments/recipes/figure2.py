@@ -21,7 +21,7 @@ from bitempered.experiments.data import fingerprint
 from bitempered.experiments.files import BadRows, Row, read_rows, write_atomically, write_rows
 from bitempered.experiments.networks import Illustration
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.report import Pages, grid, made_by, one_or_many, png, write
+from bitempered.experiments.report import Pages, first_table, grid, made_by, one_or_many, png, write
 from bitempered.experiments.runs import Progress, identity, one_thread, plain, provenance, today
 from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 
@@ -156,7 +156,7 @@ def plan(what: str, options: Options) -> Plan:
     if options.quick or options.seeds:
         recipes = [replace(recipe, seeds=options.seeds or 1) for recipe in recipes]
 
-    def make(folder: Path, progress: Progress) -> None:
+    def make(folder: Path, progress: Progress) -> str:
         folder.mkdir(parents=True, exist_ok=True)  # before the work, so that a bad folder is found at once
         rows: list[Row] = []
         shown: Probabilities = {}
@@ -168,7 +168,9 @@ def plan(what: str, options: Options) -> Plan:
         np.savez_compressed(content, **shown)  # type: ignore[arg-type]
         write_atomically(folder / PROBABILITIES, content.getvalue())
         write_rows(folder / "figure2.jsonl", rows)
-        write(folder, render(folder / "figure2.jsonl"))
+        pages = render(folder / "figure2.jsonl")
+        write(folder, pages)
+        return first_table(pages["figure2.md"].decode())
 
     pictures = ", ".join(recipe.file for recipe in recipes)
     files = f"{pictures}, figure2.md, figure2.jsonl, {PROBABILITIES}"
@@ -305,7 +307,8 @@ def describe(column: Column) -> str:
 
 def markdown(recipes: list[Figure2], rows: list[Row]) -> str:
     """Return the accuracies as a Markdown page, a part for each recipe."""
-    text = "# Figure 2: accuracy on clean labels over a grid, %\n"
+    what = "Figure 2" if all(recipe.seeds > 1 for recipe in recipes) else "A quick trial of figure 2, with one seed"
+    text = f"# {what}: accuracy on clean labels over a grid, %\n"
     for recipe in recipes:
         text += f"\n{part(recipe, [row for row in rows if row['settings'] == recipe.settings])}"
     return f"{text}\n{made_by(rows[0])}, in {sum(row['seconds'] for row in rows):.0f} s of training.\n"

@@ -23,6 +23,7 @@ from bitempered.experiments.report import (
     Pages,
     draw_curves,
     grid,
+    looks,
     made_by,
     newest,
     png,
@@ -30,6 +31,7 @@ from bitempered.experiments.report import (
     seeds_in_words,
     spread,
     table_csv,
+    titled,
     write,
 )
 from bitempered.experiments.runs import Progress, Row
@@ -49,7 +51,7 @@ CONTENDERS: Settings = {
 SEARCHED_AT = (0.0, 0.2, 0.4)
 TAKES = {level: nearest(level, SEARCHED_AT) for level in LEVELS}  # the searched level whose settings a level takes
 SHOWN = (0.2, 0.4)  # in the figure
-COLOURS = dict(zip(CONTENDERS, ("tab:orange", "tab:green", "tab:blue"), strict=True))
+LOOKS = dict(zip(CONTENDERS, looks([("logistic", False), ("bi-tempered", False), ("bi-tempered", True)]), strict=True))
 TRAINING = DATASETS["mnist"].training
 SEARCH = replace(TRAINING, epochs=240)
 
@@ -141,7 +143,7 @@ def lines(by_contender: dict[str, list[Row]]) -> list[list[str]]:
 
 
 def title(rows: list[Row]) -> str:
-    return f"MNIST trained to the end: accuracy on clean test labels, %, {seeds_in_words(rows)}"
+    return f"{titled('MNIST trained to the end', rows)}: accuracy on clean test labels, %, {seeds_in_words(rows)}"
 
 
 def markdown(name: str, by_contender: dict[str, list[Row]], tried: list[Row]) -> str:
@@ -193,7 +195,7 @@ def figure(by_contender: dict[str, list[Row]], folder: Path) -> Figure:
         for axes, (column, label) in zip(axes_row, columns, strict=True):
             for name, rows in by_contender.items():
                 curves = curves_of(folder, [row for row in rows if row["noise"] == level])
-                draw_curves(axes, [curve[column] for curve in curves], COLOURS[name], name)
+                draw_curves(axes, [curve[column] for curve in curves], LOOKS[name], name)
             axes.set_title(label, fontsize="medium")
             axes.set_xlabel("epoch")
             axes.grid(alpha=0.3)

@@ -196,8 +196,8 @@ def estimator_lines(rows: list[Row]) -> list[list[str]]:
 
 def title(rows: list[Row]) -> str:
     return (
-        "Other label noise, with nothing set by hand: accuracy on clean test labels, %, "
-        f"last / chosen epoch, mean over {report.seeds_in_words(rows)}"
+        report.titled("Other label noise, with nothing set by hand", rows)
+        + f": accuracy on clean test labels, %, last / chosen epoch, mean over {report.seeds_in_words(rows)}"
     )
 
 
@@ -240,7 +240,7 @@ BiTemperedMLPClassifier then follows the default schedule; BiTemperedLogisticReg
 
 def figure(rows: list[Row], folder: Path) -> Figure:
     """Draw accuracy by epoch at each highest noise level: a line of panels for each data set."""
-    colours = {"logistic": "tab:orange", "gce": "tab:green", "bi-tempered": "tab:blue"}
+    colours = {loss: report.COLOURS[loss] for loss in ("logistic", "gce", "bi-tempered")}
     panels = grouped(rows, "dataset", "noise_model")
     datasets = list(dict.fromkeys(dataset for dataset, _ in panels))
     canvas = Figure(figsize=(11, 3.1 * len(datasets) + 0.5), dpi=110, layout="constrained")
@@ -250,7 +250,7 @@ def figure(rows: list[Row], folder: Path) -> Figure:
         for loss, colour in colours.items():
             shown = [row for row in here if (row["loss"], row["noise"]) == (loss, level)]
             curves = [curve["test"] for curve in curves_of(folder, shown)]
-            report.draw_curves(axes, curves, colour, NAMES[loss])
+            report.draw_curves(axes, curves, (colour, "-"), NAMES[loss])
         axes.set_title(f"{dataset}, {model} {level:.0%}", fontsize="medium")
         axes.grid(alpha=0.3)
         axes.set_xlabel("epoch")

@@ -18,7 +18,7 @@ from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.recipes.shared import SEARCH_SEED
-from bitempered.experiments.report import Pages, grid, made_by_commits, newest, spread, write
+from bitempered.experiments.report import Pages, first_table, grid, made_by_commits, newest, spread, write
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.streams import PROTOCOL_KEYS, Cifar100, Protocol, Setting, run
 
@@ -91,10 +91,12 @@ def plan(what: str, options: Options) -> Plan:
         for setting in SETTINGS[name]
     )
 
-    def make(folder: Path, progress: Progress) -> None:
+    def make(folder: Path, progress: Progress) -> str:
         images = Cifar100.read(options.data_dir, human=protocol.noise_model == "human")
         run(protocol, tuple(settings), images, folder, progress, device=options.device)
-        write(folder, render(folder / f"{what}.jsonl"))
+        pages = render(folder / f"{what}.jsonl")
+        write(folder, pages)
+        return first_table(pages[f"{what}.md"].decode())
 
     return Plan(what, make, f"{what}.md, {what}.jsonl, curves.jsonl")
 

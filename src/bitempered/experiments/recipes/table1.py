@@ -32,6 +32,7 @@ from bitempered.experiments.report import (
     seeds_by_level,
     spread,
     table_csv,
+    titled,
     write,
 )
 from bitempered.experiments.runs import Progress, Row
@@ -308,7 +309,7 @@ def names(recipe: Table1) -> list[str]:
 
 def table(recipe: Table1, rows: list[Row]) -> Table:
     """The table for a terminal."""
-    title = f"Accuracy on clean test labels, %, {seeds_by_level(rows, SPREAD)}"
+    title = titled(f"Accuracy on clean test labels, %, {seeds_by_level(rows, SPREAD)}", rows)
     return rich_table(title, names(recipe), lines(recipe, rows))
 
 
@@ -345,7 +346,7 @@ searched for {recipe.search.epochs} epochs on noisy validation labels, with a se
         f"\nTrained as well: {cell.loss} at {cell.noise:.0%} noise, learning rate {cell.rate:g}.\n" for cell in extras
     )
     made = made_by(first, "\n")
-    return f"""# Table 1, {recipe.dataset}, {training.network}
+    return f"""# {titled(f"Table 1, {recipe.dataset}, {training.network}", rows)}
 
 Accuracy on clean test labels, %, {seeds_by_level(rows, SPREAD)}. The chosen epoch is the
 first of the best on validation labels as noisy as the training labels.
@@ -390,5 +391,7 @@ def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, title="label noise", loc="outside right center", frameon=False)
     seeds = seeds_by_level(curves, "mean of {} seeds, bands from the lowest to the highest")
-    figure.suptitle(f"{recipe.dataset}, {recipe.training.network}: {seeds}", fontsize="medium")
+    title = f"{recipe.dataset}, {recipe.training.network}: {seeds}"
+    short = "" if recipe.rows is None else "A quick trial, which shows no effect: "
+    figure.suptitle(short + title, fontsize="medium")
     return figure

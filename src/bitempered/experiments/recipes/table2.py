@@ -21,7 +21,7 @@ from bitempered.experiments.files import read_rows
 from bitempered.experiments.imagenet import ImagenetRun, ImagenetTraining, Learner, read_folder
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.report import Pages, grid, made_by, newest, rich_table, spread, write
+from bitempered.experiments.report import Pages, grid, made_by, newest, rich_table, spread, titled, write
 from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, measure_once, provenance
 
 __all__ = ["TABLE2", "Table2", "markdown", "plan", "quick", "render", "reproduce", "table"]
@@ -208,7 +208,7 @@ def table(recipe: Table2, rows: list[Row], speed: Row) -> Table:
     header, *rest = lines(recipe, rows, speed)
     seeds, epochs = len(recipe.seeds), recipe.training.epochs
     title = f"{rows[0]['train_images']:,} training images, {epochs} epochs, n = {seeds}"
-    return rich_table(title, header, rest)
+    return rich_table(titled(title, rows), header, rest)
 
 
 def markdown(recipe: Table2, rows: list[Row], speed: Row) -> str:
@@ -216,7 +216,7 @@ def markdown(recipe: Table2, rows: list[Row], speed: Row) -> str:
     header, *rest = lines(recipe, rows, speed)
     made = made_by(rows[0], "\n")
     first, training = rows[0], recipe.training
-    return f"""# Table 2, {training.network}
+    return f"""# {titled(f"Table 2, {training.network}", rows)}
 
 {grid(header, rest)}
 

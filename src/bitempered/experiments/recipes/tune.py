@@ -25,6 +25,7 @@ from bitempered.experiments.recipes.shared import SEARCH_SEED
 from bitempered.experiments.runs import Progress, Row, identity, one_thread
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import train
+from bitempered.extras import install
 
 __all__ = ["LOSSES", "TRIALS", "TuneRequest", "request", "run"]
 
@@ -123,7 +124,7 @@ def run(
         import optuna
         from sqlalchemy.exc import SQLAlchemyError
     except ModuleNotFoundError as missing:
-        raise DataError(f'{missing}; this command needs the tune extra: pip install "bitempered[tune]"') from None
+        raise DataError(f"{missing}; this command needs more packages: {install('tune')}") from None
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     data = data or cells.read_data(request.comparison, request.data_dir)

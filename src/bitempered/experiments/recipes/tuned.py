@@ -37,6 +37,7 @@ from bitempered.experiments.report import (
     rich_table,
     seeds_in_words,
     table_csv,
+    titled,
     write,
 )
 from bitempered.experiments.runs import Progress, Row, identity, provenance, today
@@ -136,7 +137,8 @@ def lines(rows: list[Row], deviations: bool) -> list[list[str]]:
 
 
 def title(rows: list[Row]) -> str:
-    return f"Searched settings: accuracy on clean test labels, %, last / chosen epoch, mean over {seeds_in_words(rows)}"
+    what = titled("Searched settings", rows)
+    return f"{what}: accuracy on clean test labels, %, last / chosen epoch, mean over {seeds_in_words(rows)}"
 
 
 def training_in_words(rows: list[Row]) -> str:
