@@ -43,10 +43,11 @@ from sklearn.neural_network import MLPClassifier
 from bitempered import noise
 from bitempered.audit import SCORES, Audit, label_issues, out_of_fold
 from bitempered.experiments import audits
+from bitempered.experiments.data import fingerprint
 from bitempered.experiments.datasets import DATASETS, read_parts
 from bitempered.experiments.files import append_rows, read_rows, write_atomically
-from bitempered.experiments.report import grid
-from bitempered.experiments.runs import find, provenance, today
+from bitempered.experiments.report import grid, newest
+from bitempered.experiments.runs import find, identity, provenance, today
 
 ROWS = Path(__file__).with_suffix(".jsonl")
 PARTS = {"digits": "1,297 digits", "mnist": "5,000 of MNIST's training images", "gaussian": "six Gaussian classes"}
@@ -211,11 +212,11 @@ def train_again(x: np.ndarray, labels: np.ndarray, test: Part, seed: int, found:
     return rows
 
 
-def draw(dataset: str, audited: Part, test: Part | None, setting: Row) -> list[Row]:
+def draw(dataset: str, audited: Part, test: Part | None, run: Row) -> list[Row]:
     """Return all rows of one draw of the noise."""
     x, clean = audited
-    seed = setting["seed"]
-    labels = make_wrong(clean, setting["noise_model"], setting["noise"], seed)
+    seed = run["seed"]
+    labels = make_wrong(clean, run["noise_model"], run["noise"], seed)
     rows, probs, found = [], None, None
     for row, what in rank(x, clean, labels, seed, constant=dataset == "gaussian"):
         rows.append(row)
@@ -268,13 +269,12 @@ def patch_features(images: np.ndarray, centres: int = 400, size: int = 6) -> np.
     return ((features - features.mean(0)) / features.std(0)).numpy()
 
 
-def people(data_dir: Path) -> list[Row]:
-    """Return the rows of CIFAR-100N: training images as features of patches, with labels by people."""
+def people(data_dir: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return some training images of CIFAR-100, their true labels, and the labels that people gave them."""
     (images, clean), _ = read_parts("cifar100", data_dir)
     labels = DATASETS["cifar100"].human_labels.read(clean, data_dir)
     chosen = np.random.default_rng(2019).permutation(len(clean))[:CIFAR_ROWS]
-    x = patch_features(images[chosen])
-    return [row for row, _ in rank(x, clean[chosen], labels[chosen], 0, constant=False)]
+    return images[chosen], clean[chosen], labels[chosen]
 
 
 # Run in a process of its own, whose peak is the one measured: neither scikit-learn nor torch is loaded for ours.
@@ -374,7 +374,7 @@ def by_noise(part: str, rows: list[Row]) -> list[str]:
     number = f"{max(draws)}" if len(draws) == 1 else f"{min(draws)} to {max(draws)} (unfinished)"
     again = max(len(pick(rows, names[0], *case, "accuracy")) for case in cases)
     sections.append(
-        f"Draws of the noise: {number}, of them for networks trained again: {again}; after ± stands the sample "
+        f"Draws of the noise: {number}, of them for networks trained again: {again}; ± is the sample "
         "standard deviation. Class-dependent noise is a rate of some classes "
         f"({', '.join(f'{a} to {b}' for a, b in MISTAKEN.items())}), half as much of all labels. The settings of "
         "`audit` were chosen with other draws of the noise. "
@@ -385,6 +385,7 @@ def by_noise(part: str, rows: list[Row]) -> list[str]:
 
 
 def report(rows: list[Row]) -> str:
+    rows = newest(rows, ("part", "noise_model", "noise", "seed", "contender", "shape"), ())
     parts = ["# Finding wrong labels\n"]
     of = {name: [row for row in rows if row["part"] == name] for name in (*PARTS, "cifar100n", "memory")}
     for dataset in ("digits", "mnist"):
@@ -458,33 +459,37 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", ConvergenceWarning)  # the number of epochs is given
-    origin = provenance() | {"sklearn": sklearn.__version__, "date": today()}
+    made_on = provenance() | {"sklearn": sklearn.__version__, "date": today()}
     if arguments.part != "report":
-        origin["cleanlab"] = importlib.metadata.version("cleanlab")
+        made_on["cleanlab"] = importlib.metadata.version("cleanlab")
 
-    def lacks(setting: Row) -> bool:
-        return find(read_rows(ROWS), setting) is None
+    def lacks(run: Row) -> bool:
+        return find(read_rows(ROWS), run) is None
 
     if arguments.part == "memory":
         for which in ("audit", "cleanlab"):
-            setting = {"part": "memory", "contender": which, "shape": list(SHAPE)}
-            if lacks(setting):
-                append_rows(ROWS, [setting | memory(which, SHAPE) | origin])
+            run = identity({"part": "memory", "contender": which, "shape": list(SHAPE)}, "random probabilities")
+            if lacks(run):
+                append_rows(ROWS, [run | memory(which, SHAPE) | made_on])
     elif arguments.part == "cifar100n":
-        setting = {"part": "cifar100n", "noise_model": "human", "noise": 0.4, "seed": 0}
-        if lacks(setting):
-            append_rows(ROWS, [setting | row | origin for row in people(arguments.data_dir)])
+        data = people(arguments.data_dir)
+        run = identity({"part": "cifar100n", "noise_model": "human", "noise": 0.4, "seed": 0}, fingerprint(*data))
+        if lacks(run):
+            images, clean, labels = data
+            ranked = rank(patch_features(images), clean, labels, 0, constant=False)
+            append_rows(ROWS, [run | row | made_on for row, _ in ranked])
     elif arguments.part != "report":
         audited, test = read(arguments.part, arguments.data_dir)
+        data = fingerprint(*audited, *(test or ()))
         for seed in range(arguments.seeds):
             for model, rate in [(model, rate) for model in MODELS for rate in RATES]:
                 if arguments.part == "gaussian" and (model, rate) != ("symmetric", 0.4):
                     continue
-                setting = {"part": arguments.part, "noise_model": model, "noise": rate, "seed": seed}
-                if lacks(setting):
-                    rows = draw(arguments.part, audited, test, setting)
-                    append_rows(ROWS, [setting | row | origin for row in rows])
-                    print(setting, *(f"{row['contender']}: {row.get('auroc', 0):.4f}" for row in rows), sep="\n")
+                run = identity({"part": arguments.part, "noise_model": model, "noise": rate, "seed": seed}, data)
+                if lacks(run):
+                    rows = draw(arguments.part, audited, test, run)
+                    append_rows(ROWS, [run | row | made_on for row in rows])
+                    print(run, *(f"{row['contender']}: {row.get('auroc', 0):.4f}" for row in rows), sep="\n")
     write_atomically(ROWS.with_suffix(".md"), report(read_rows(ROWS)).encode())
 
 

@@ -157,12 +157,12 @@ Noise undone: q = max((p - r/(K-1)) / (1 - r K/(K-1)), 0) for the rate r and K c
 
 def measure() -> list[Row]:
     torch.set_num_threads(1)
-    origin = provenance() | {"sklearn": sklearn.__version__, "date": today()}
+    made_on = provenance() | {"sklearn": sklearn.__version__, "date": today()}
     rows = []
     for rate in NOISE:
         for name in MODELS:
             for seed in SEEDS:
-                rows += [row | origin for row in run_one(name, rate, seed)]
+                rows += [row | made_on for row in run_one(name, rate, seed)]
                 print(rows[-len(REMEDIES)], flush=True)
     return rows
 

@@ -23,7 +23,7 @@ from sklearn.exceptions import ConvergenceWarning
 from bitempered import noise
 from bitempered.audit import audit
 from bitempered.experiments.audits import classifier
-from bitempered.experiments.cells import mistaken
+from bitempered.experiments.cells import confused_classes
 from bitempered.experiments.report import grid, made_by, measure_or_render, spread
 from bitempered.experiments.runs import provenance, today
 
@@ -34,7 +34,7 @@ RATE = 0.4
 NOISE: dict[str, Callable[..., np.ndarray]] = {
     "symmetric": lambda y, rng: noise.symmetric(y, RATE, rng=rng, num_classes=10),
     "pair-flip": lambda y, rng: noise.pair_flip(y, RATE, rng=rng, num_classes=10),
-    "class-dependent": lambda y, rng: noise.asymmetric(y, RATE, rng=rng, mapping=mistaken("digits", 10)),
+    "class-dependent": lambda y, rng: noise.asymmetric(y, RATE, rng=rng, mapping=confused_classes("digits", 10)),
 }
 MODELS: dict[str, dict[str, Any]] = {
     "cross-entropy": {"t1": 1.0, "t2": 1.0},
@@ -62,7 +62,7 @@ def run_one(noise_model: str, seed: int) -> list[Row]:
 
 
 def chosen(rows: list[Row], by: str) -> list[float]:
-    """The test accuracy of the model that is best on these labels, for each seed; of equals the first."""
+    """The test accuracy of the model that is best on these labels, for each seed; the first if tied."""
     return [max((row for row in rows if row["seed"] == seed), key=lambda row: row[by])["test"] for seed in SEEDS]
 
 
@@ -97,10 +97,10 @@ What there is to choose from, accuracy in %:
 
 def measure() -> list[Row]:
     torch.set_num_threads(1)
-    origin = provenance() | {"sklearn": sklearn.__version__, "date": today()}
+    made_on = provenance() | {"sklearn": sklearn.__version__, "date": today()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the number of epochs is given
-        return [row | origin for noise_model in NOISE for seed in SEEDS for row in run_one(noise_model, seed)]
+        return [row | made_on for noise_model in NOISE for seed in SEEDS for row in run_one(noise_model, seed)]
 
 
 def main() -> None:

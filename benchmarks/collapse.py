@@ -21,9 +21,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 
+from bitempered.experiments.data import fingerprint
 from bitempered.experiments.files import read_rows, write_atomically, write_rows
-from bitempered.experiments.report import grid, maker
-from bitempered.experiments.runs import find, provenance, today
+from bitempered.experiments.report import grid, maker, newest
+from bitempered.experiments.runs import find, identity, provenance, today
 from bitempered.sklearn import BiTemperedLogisticRegression
 
 ROWS = Path(__file__).with_suffix(".jsonl")
@@ -78,7 +79,7 @@ def fit(wanted: Row, data: Arrays) -> Row:
         warnings.simplefilter("always")
         model.fit(X, y)
     predicted = model.predict(test_X)
-    return wanted | {
+    return {
         "accuracy": float(np.mean(predicted == test_y)),
         "train_accuracy": model.score(X, y),
         "never_predicted": wanted["classes"] - len(np.unique(predicted)),
@@ -88,12 +89,13 @@ def fit(wanted: Row, data: Arrays) -> Row:
 
 
 def page(rows: list[Row]) -> str:
+    rows = newest(rows, ("classes", "model", "t1", "t2", "half_width", "C"), ())
     first = [row for row in rows if row["C"] == 1 and row["half_width"] == BOX[row["classes"]]]
     ours = [row for row in first if row["t1"] is not None]
     base = {row["classes"]: row for row in first if row["t1"] is None}
     lines = [
         [f"{classes}", f"{t1:g}"]
-        + [show(find(rows, setting(classes, BOX[classes], (t1, t2)))) for t2 in T2]
+        + [format_row(find(rows, setting(classes, BOX[classes], (t1, t2)))) for t2 in T2]
         + [f"{100 * base[classes]['accuracy']:.1f}"]
         for classes in base
         for t1 in T1
@@ -151,7 +153,7 @@ Both estimators have an intercept, and C = 1 in the first table; ours has its de
 """
 
 
-def show(row: Row | None) -> str:
+def format_row(row: Row | None) -> str:
     if row is None:
         return "–"
     lost = f" ({row['never_predicted']} lost)" if row["never_predicted"] else ""
@@ -172,11 +174,13 @@ def read() -> list[Row]:
 
 def measure() -> list[Row]:
     torch.set_num_threads(1)
-    origin = provenance() | {"sklearn": sklearn.__version__, "date": today()}
+    made_on = provenance() | {"sklearn": sklearn.__version__, "date": today()}
     rows = read()
     for wanted in settings():
-        if find(rows, wanted) is None:
-            rows.append(fit(wanted, blobs(wanted["classes"], wanted["half_width"])) | origin)
+        data = blobs(wanted["classes"], wanted["half_width"])
+        run = identity(wanted, fingerprint(*data))
+        if find(rows, run) is None:
+            rows.append(run | fit(wanted, data) | made_on)
             write_rows(ROWS, rows)
             print(rows[-1], flush=True)
     return rows

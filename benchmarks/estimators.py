@@ -1,6 +1,7 @@
 """Four kinds of classifier on digits with 40 % wrong labels, each with the logistic loss and the bi-tempered one.
 
     python benchmarks/estimators.py            (needs the extras sklearn, boosting and experiments)
+    python benchmarks/estimators.py --render   writes the table again, from the rows
 
 Training and validation labels are noisy, test labels clean. For each family and each loss the search tries TRIALS
 settings, judged by noisy validation labels of seeds that are no part of the results: the same draws of everything but
@@ -21,15 +22,16 @@ import numpy as np
 import sklearn
 import torch
 import xgboost as xgb
+from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from bitempered import noise
 from bitempered.boosting import lightgbm_objective, xgboost_objective
-from bitempered.experiments.data import Split
-from bitempered.experiments.datasets import digits
-from bitempered.experiments.files import read_rows, write_atomically, write_rows
-from bitempered.experiments.runs import find, provenance
+from bitempered.experiments.data import Dataset, Part, Split, divide, fingerprint
+from bitempered.experiments.files import read_rows, write_rows
+from bitempered.experiments.report import measure_or_render, newest
+from bitempered.experiments.runs import find, identity, provenance, today
 from bitempered.sklearn import BiTemperedLogisticRegression, BiTemperedMLPClassifier
 
 ROWS = Path(__file__).with_suffix(".jsonl")
@@ -53,13 +55,18 @@ def split_digits(seed: int) -> Split:
 
     But other test rows than there: with those the temperatures above and the ranges below were thought of.
     """
-    return digits(TEST_SPLIT).split(seed)
+    pixels, labels = load_digits(return_X_y=True)
+    rest, test = divide("digits", (pixels / 16).astype(np.float32), labels.astype(np.int64), 797, TEST_SPLIT)
+    return Dataset("digits", rest, test, CLASSES, validation_rows=500).split(seed)
 
 
 def linear(s: Setting, x: np.ndarray, y: np.ndarray) -> Predict:
     if s["loss"] == "logistic":
         return LogisticRegression(C=s["C"], max_iter=10_000).fit(x, y).predict
-    return BiTemperedLogisticRegression(s["t1"], s["t2"], C=s["C"], rescale=False).fit(x, y).predict
+    model = BiTemperedLogisticRegression(s["t1"], s["t2"], C=s["C"], rescale=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # some C are too small to learn with: their score says so
+        return model.fit(x, y).predict
 
 
 def mlp(s: Setting, x: np.ndarray, y: np.ndarray) -> Predict:
@@ -93,7 +100,7 @@ def lightgbm(s: Setting, x: np.ndarray, y: np.ndarray) -> Predict:
 
 
 def draw(family: str, loss: str, trial: int) -> Setting:
-    """The settings of a trial. Both losses draw the same, but for the temperatures and what scales with them."""
+    """The settings of a trial. Both losses draw the same, except for the temperatures and what scales with them."""
     rng = np.random.default_rng([trial, *family.encode()])
 
     def between(low: float, high: float) -> float:
@@ -139,18 +146,50 @@ def draw(family: str, loss: str, trial: int) -> Setting:
 FAMILIES = {"linear": linear, "mlp": mlp, "xgboost": xgboost, "lightgbm": lightgbm}
 
 
-def run_one(setting: Setting, origin: dict[str, str], search: bool) -> Row:
-    split, rng = split_digits(setting["seed"]), np.random.default_rng(setting["seed"])
-    (x, y), (validation_x, validation_y) = (
+def read(seed: int) -> tuple[Part, Part, Part]:
+    """Return the rows to train and to validate on, with noisy labels, and the test rows."""
+    split, rng = split_digits(seed), np.random.default_rng(seed)
+    train, validation = (
         (x, noise.symmetric(y, NOISE, rng=rng, num_classes=CLASSES)) for x, y in (split.train, split.validation)
     )
+    return train, validation, split.test
+
+
+def run_one(setting: Setting, parts: tuple[Part, Part, Part]) -> Row:
+    """Fit one model; a row of the search has no test accuracy."""
+    (x, y), (validation_x, validation_y), (test_x, test_y) = parts
     started = time.perf_counter()
     predict = FAMILIES[setting["family"]](setting, x, y)
-    seconds = round(time.perf_counter() - started, 3)
-    row = setting | {"validation": float(np.mean(predict(validation_x) == validation_y))}
-    if not search:
-        row["test"] = float(np.mean(predict(split.test[0]) == split.test[1]))
-    return row | origin | {"seconds": seconds}
+    row = {"seconds": round(time.perf_counter() - started, 3)}
+    row["validation"] = float(np.mean(predict(validation_x) == validation_y))
+    if setting["part"] == "result":
+        row["test"] = float(np.mean(predict(test_x) == test_y))
+    return row
+
+
+def choose(searched: list[Row]) -> dict[tuple[str, str], Setting]:
+    """Return the settings of each family and loss that are best on noisy validation labels; the first if tied."""
+    chosen = {}
+    for family in FAMILIES:
+        for loss in LOSSES:
+            names = list(draw(family, loss, 0))
+            scores: dict[tuple[Any, ...], list[float]] = {}
+            for row in searched:
+                if (row["family"], row["loss"]) == (family, loss):
+                    scores.setdefault(tuple(row[name] for name in names), []).append(row["validation"])
+            best = max(scores, key=lambda values: mean(scores[values]))
+            chosen[family, loss] = dict(zip(names, best, strict=True))
+    return chosen
+
+
+def page(rows: list[Row]) -> str:
+    """Return the table, from the last row of each fit."""
+    names = dict.fromkeys(name for family in FAMILIES for name in draw(family, "logistic", 0))
+    last = newest(rows, ("part", "seed", *names), ())
+    chosen = choose([row for row in last if row["part"] == "search"])
+    tested = [row for row in last if row["part"] == "result"]
+    results = {key: [row for row in tested if find([row], setting)] for key, setting in chosen.items()}
+    return report(chosen, results, sum(row["seconds"] for row in last))
 
 
 def report(chosen: dict[tuple[str, str], Setting], results: dict[tuple[str, str], list[Row]], seconds: float) -> str:
@@ -189,30 +228,37 @@ one thread, in {seconds / 60:.0f} minutes of fitting.
 """
 
 
-def main() -> None:
+def measure() -> list[Row]:
     torch.set_num_threads(1)
     rows = read_rows(ROWS)
-    origin = provenance() | PACKAGES
+    made_on = provenance() | PACKAGES | {"date": today()}
 
-    def fit(setting: Setting, search: bool) -> Row:
-        setting = {"part": "search" if search else "result", "test_split": TEST_SPLIT} | setting
-        row = find(rows, setting)
+    def fit(setting: Setting) -> Row:
+        parts = read(setting["seed"])
+        run = identity(setting, fingerprint(*(array for part in parts for array in part)))
+        row = find(rows, run)
         if row is None:
-            row = run_one(setting, origin, search)
+            row = run | run_one(setting, parts) | made_on
             rows.append(row)
             write_rows(ROWS, rows)
             print(row, flush=True)
         return row
 
-    chosen, results = {}, {}
-    for family in FAMILIES:
-        for loss in LOSSES:
-            trials = [draw(family, loss, trial) for trial in range(TRIALS)]
-            scores = [mean(fit(t | {"seed": seed}, True)["validation"] for seed in SEARCH_SEEDS) for t in trials]
-            chosen[family, loss] = trials[int(np.argmax(scores))]
-            results[family, loss] = [fit(chosen[family, loss] | {"seed": seed}, False) for seed in SEEDS]
-    seconds = sum(row["seconds"] for row in rows)
-    write_atomically(ROWS.with_suffix(".md"), report(chosen, results, seconds).encode())
+    searched = [
+        fit({"part": "search", "test_split": TEST_SPLIT, **draw(family, loss, trial), "seed": seed})
+        for family in FAMILIES
+        for loss in LOSSES
+        for trial in range(TRIALS)
+        for seed in SEARCH_SEEDS
+    ]
+    for setting in choose(searched).values():
+        for seed in SEEDS:
+            fit({"part": "result", "test_split": TEST_SPLIT, **setting, "seed": seed})
+    return rows
+
+
+def main() -> None:
+    measure_or_render(ROWS, measure, page)
 
 
 if __name__ == "__main__":

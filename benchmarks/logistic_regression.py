@@ -50,7 +50,7 @@ def measure() -> list[Row]:
             model.fit(X, y)
             if repeat:  # the first round warms up
                 taken[name].append(time.perf_counter() - start)
-    origin = {
+    made_on = {
         "commit": commit(),
         "date": date.today().isoformat(),
         "device": f"cpu {platform.machine()}, {os.cpu_count()} cores,"
@@ -70,7 +70,7 @@ def measure() -> list[Row]:
                 "rounds": ROUNDS,
                 "n_iter": int(model.n_iter_[0]),
                 "coef_difference": float(abs(model.coef_ - CONTENDERS[BASE].coef_).max()),
-                **origin,
+                **made_on,
             }
         )
         print(json.dumps(rows[-1]))
@@ -87,9 +87,9 @@ def page(rows: list[Row]) -> str:
             f"| {row['contender']} | {row['median_s']:.2f} ({row['min_s']:.2f} to {row['max_s']:.2f})"
             f" | {row['times_lbfgs']:.2f} | {row['n_iter']} | {row['coef_difference']:.1g} |"
         )
-    origin = rows[0]
-    made = ", ".join(f"{name} {origin[name]}" for name in ("commit", *VERSIONS))
-    table += ["", f"{origin['rounds']} rounds in turns, {made}, {origin['device']}, {origin['date']}.", ""]
+    first = rows[0]
+    made = ", ".join(f"{name} {first[name]}" for name in ("commit", *VERSIONS))
+    table += ["", f"{first['rounds']} rounds in turns, {made}, {first['device']}, {first['date']}.", ""]
     return "\n".join(table)
 
 

@@ -193,7 +193,7 @@ MEASURES: list[tuple[str, str, Callable[[Contender], float | bool]]] = [
 TIMES = [(128, 10, 200), (1024, 1000, 20)]
 
 
-def show(value: float | bool | str) -> str:
+def format_value(value: float | bool | str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "wrong"
     if isinstance(value, str):
@@ -216,13 +216,13 @@ def measure() -> list[Row]:
         for row in rows:
             row[f"time_{n}x{k}"] = ratios[row["contender"]]
         rows[0][f"time_{n}x{k}_compiled"] = ratios["bitempered, torch.compile"]
-    origin = {
+    made_on = {
         "commit": commit(),
         "date": date.today().isoformat(),
         "device": f"cpu {platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
     }
-    return [{**row, **origin} for row in rows]
+    return [{**row, **made_on} for row in rows]
 
 
 def page(rows: list[Row]) -> str:
@@ -231,10 +231,10 @@ def page(rows: list[Row]) -> str:
         lines.append((f"time_{n}x{k}", f"time of forward + backward, {n:,} × {k:,}, over cross_entropy"))
         lines.append((f"time_{n}x{k}_compiled", "the same under torch.compile"))
     table = [["", *(row["contender"] for row in rows)], ["---"] * (len(rows) + 1)]
-    table += [[line, *(show(row.get(column, "")) for row in rows)] for column, line in lines]
+    table += [[line, *(format_value(row.get(column, "")) for row in rows)] for column, line in lines]
     text = "\n".join(f"| {' | '.join(line)} |" for line in table)
-    origin = rows[0]
-    made = f"bitempered at {origin['commit']}, torch {origin['torch']}, {origin['device']}, {origin['date']}"
+    first = rows[0]
+    made = f"bitempered at {first['commit']}, torch {first['torch']}, {first['device']}, {first['date']}"
     return f"{text}\n\n{made}. Versions and unrounded figures: peers.jsonl.\n"
 
 

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from experiment_cases import error_lines, invoke
+from sklearn.datasets import load_breast_cancer, load_wine
 
 from bitempered import noise
 from bitempered.audit import SCORES, Audit
@@ -110,6 +111,21 @@ def test_images_are_pictures():
     assert page.tags.count("img") == len(page.loaded) == min(100, max(12, audited.found.wrong.sum()))
 
 
+@pytest.mark.parametrize(("name", "published"), [("wine", load_wine), ("breast-cancer", load_breast_cancer)])
+def test_registered_tables_are_audited_as_tables(name, published, tmp_path):
+    rows = audits.read(name)
+    features, labels = published(return_X_y=True)
+    assert rows.images is None
+    np.testing.assert_array_equal(rows.features, features)
+    np.testing.assert_array_equal(rows.labels, labels)
+    done = invoke("audit", name, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert len(rows_of(tmp_path / "audit.csv")) == len(labels)
+    page = checked((tmp_path / "audit.html").read_text())
+    assert "img" not in page.tags
+    assert "feature 8" in page.text
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_picture_holds_its_image(channels):
     import base64
@@ -130,7 +146,7 @@ def test_many_classes_get_a_list_of_pairs():
     confusion[3, 3], confusion[3, 7] = 0.5 / classes, 0.5 / classes
     found = Audit(labels, np.zeros(n), labels, np.arange(n), confusion, 1 - np.trace(confusion), names)
     rows = Rows("many", np.zeros((n, 2)), np.zeros(n, int), list(names), ["a", "b"])
-    html = audit_report.page(Audited(rows, found, "by hand"))
+    html = audit_report.page(Audited(rows, found, method="by hand"))
     checked(html)
     assert "<td>class 3</td><td>class 7</td><td>5</td><td>50%</td>" in html
 
@@ -170,7 +186,9 @@ def test_labels_that_cannot_be_judged(labels, message, tmp_path):
 def test_a_rare_class_gets_fewer_folds(tmp_path):
     lines = [f"{i},{'rare' if i % 20 == 0 else 'a' if i % 2 else 'b'}" for i in range(60)]
     (tmp_path / "t.csv").write_text("x,label\n" + "\n".join(lines))
-    assert "(3 folds)" in audits.run(audits.read(str(tmp_path / "t.csv"))).how
+    told = []
+    audits.run(audits.read(str(tmp_path / "t.csv")), progress=lambda done, total, text: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_help_names_the_scores():

@@ -13,9 +13,12 @@ pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
-from bitempered import noise
-from bitempered.experiments.files import read_rows
+from experiment_cases import without
 
+from bitempered import noise
+from bitempered.experiments.files import read_rows, write_rows
+
+RENDERED = ("calibration", "choosing", "collapse", "logistic_regression", "peers", "playground")
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -32,8 +35,11 @@ def calibration():
     return load("calibration")
 
 
-@pytest.mark.parametrize("name", ["calibration", "choosing", "collapse", "logistic_regression", "peers", "playground"])
+@pytest.mark.parametrize("name", [*RENDERED, "estimators"])
 def test_committed_pages_are_rendered_from_their_rows(name, tmp_path, monkeypatch):
+    if name == "estimators":
+        pytest.importorskip("lightgbm")
+        pytest.importorskip("xgboost")
     script = load(name)
     rows = tmp_path / f"{name}.jsonl"
     rows.write_bytes((FOLDER / rows.name).read_bytes())
@@ -134,6 +140,34 @@ def test_collapse_runs_and_goes_on_from_its_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(collapse, "fit", lambda *_: pytest.fail("all rows are there"))
     collapse.main()
     assert (tmp_path / "collapse.md").read_text() == text
+    # Rows of other data, or without a hash of it, are shown but not used again.
+    for changed in ([row | {"data": "other"} for row in rows], without(rows, "data")):
+        write_rows(tmp_path / "collapse.jsonl", changed)
+        with pytest.raises(pytest.fail.Exception, match="all rows are there"):
+            collapse.main()
+
+
+def test_estimators_run_and_go_on_from_their_rows(tmp_path, monkeypatch):
+    pytest.importorskip("lightgbm")
+    pytest.importorskip("xgboost")
+    script = load("estimators")
+    values = {"ROWS": tmp_path / "estimators.jsonl", "TRIALS": 2, "SEEDS": range(2), "SEARCH_SEEDS": (100,)}
+    for name, value in {**values, "FAMILIES": {"linear": script.linear}}.items():
+        monkeypatch.setattr(script, name, value)
+    monkeypatch.setattr(sys, "argv", ["estimators.py"])
+    script.main()
+    rows = read_rows(tmp_path / "estimators.jsonl")
+    assert len(rows) == 2 * (2 + 2)  # of two losses: two trials, and two seeds of the better one
+    assert ["test" in row for row in rows] == [False] * 4 + [True] * 4
+    assert all(row["data"] and row["results"] and row["date"] for row in rows)
+    page = (tmp_path / "estimators.md").read_text()
+    monkeypatch.setattr(script, "run_one", lambda *_: pytest.fail("all rows are there"))
+    script.main()
+    assert (tmp_path / "estimators.md").read_text() == page
+    # Rows of other data are not used again.
+    write_rows(tmp_path / "estimators.jsonl", [row | {"data": "other"} for row in rows])
+    with pytest.raises(pytest.fail.Exception, match="all rows are there"):
+        script.main()
 
 
 def test_the_audit_page_is_rendered_from_its_rows(tmp_path, monkeypatch):

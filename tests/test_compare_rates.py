@@ -68,10 +68,13 @@ def test_every_loss_tries_the_same_rates_and_keeps_its_best(tmp_path, fleets):
     assert files.read_rows(tmp_path / "compare.jsonl") == rows
     assert [len(members) for members, _ in fleets] == [4, 4, 4, 4, 6]
 
-    notes = " ".join(compare_report.notes(made, rows, tried))
-    assert "the best of 1e-05, 0.01 on noisy validation labels" in notes
-    assert "2 rates x 2 seeds of their own = 4 trials for each without a given rate" in notes
-    assert "The best rate is the first or last that was tried for: logistic at 0%; mae at 0%;" in notes
+    searched, at_edge = compare_report.rate_notes(made, tried)
+    assert {float(rate) for rate in re.findall(r"\d\S*\d", searched.split(" on ")[0])} == {1e-5, 1e-2}
+    assert list(map(int, re.findall(r"(\d+) rates x (\d+) seeds .* = (\d+) trials", searched)[0])) == [2, 2, 4]
+    # Of two rates the best is always the first or the last; gce was given its own.
+    assert re.findall(r"(logistic|mae|gce)\b.*? at (\d+%)", at_edge) == [
+        (loss, level) for level in ("0%", "40%") for loss in ("logistic", "mae")
+    ]
     report.write(tmp_path, compare_report.pages(made, rows, tried, cells.curves_of(tmp_path, rows)))
     assert_rendered(tmp_path, "compare.csv", "compare.md", "compare.png")
     again = compare.run(asked, tmp_path, silent)
@@ -94,8 +97,8 @@ def test_the_best_rate_is_chosen_on_validation_labels_at_both_epochs():
         # Of other cells.
         trial(MAE, 1.0, 0.99, 0.99, 0.9, 0.9, noise=0.0), trial(LOGISTIC, 1.0, 0.99, 0.99, 0.9, 0.9),
     ]  # fmt: skip
-    assert compare.best(tried, MAE, 0.4, (0.01, 0.1, 1.0)) == 0.01
-    assert compare.best([trial(MAE, rate, 0.5, 0.5, 0, 0) for rate in (0.1, 0.2)], MAE, 0.4, (0.1, 0.2)) == 0.1
+    assert compare.best_rate(tried, MAE, 0.4, (0.01, 0.1, 1.0)) == 0.01
+    assert compare.best_rate([trial(MAE, rate, 0.5, 0.5, 0, 0) for rate in (0.1, 0.2)], MAE, 0.4, (0.1, 0.2)) == 0.1
 
 
 def test_one_rate_is_used_without_a_search(tmp_path, fleets):
@@ -104,7 +107,7 @@ def test_one_rate_is_used_without_a_search(tmp_path, fleets):
     assert not tried
     assert not (tmp_path / "search").exists()
     assert {row["learning_rate"] for row in rows} == {0.02}
-    assert "Rates: as given, not searched." in compare_report.notes(made, rows, tried)
+    assert not re.search(r"\d", " ".join(compare_report.rate_notes(made, tried)))  # neither rates nor trials
 
 
 def test_the_same_loss_at_two_rates_has_two_lines(tmp_path):
@@ -163,7 +166,9 @@ def test_rows_say_what_the_default_recipe_was(tmp_path):
     assert [row["schedule"] for row in rows] == [list(loss.schedule), None]
     assert [row["rescale"] for row in rows] == [False, False]
     assert [Cell.of(row) for row in rows] == list(made.cells)
-    assert f"{loss}: the temperatures move from (1, 1), cross-entropy," in " ".join(compare_report.recipe_notes(made))
+    (note,) = compare_report.schedule_notes(made)
+    assert note.startswith(f"{loss}: ")
+    assert f"{loss.schedule[0]:g} and {loss.schedule[1]:g}." in note
 
 
 # Tables whose labels are noisy already

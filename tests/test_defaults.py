@@ -45,6 +45,21 @@ def test_the_best_rate_is_that_of_noisy_validation_labels_at_the_last_epoch(quic
     }  # fmt: skip
 
 
+def test_the_page_states_the_rates_and_levels_of_the_rows(quick):
+    _, rows = quick
+    faster = {1e-3: 2e-3, 3e-4: 6e-4}
+    rows = [
+        row | {"noise": 2 * row["noise"], "learning_rate": faster.get(row["learning_rate"], row["learning_rate"])}
+        for row in rows
+        if row["learning_rate"] != 3e-5
+    ]
+    parts = defaults.split(rows)
+    page = defaults.markdown("page", parts[1:])
+    assert "| digits, Adam 0.002 | 80% |" in page
+    assert "another rate: of 3, the one" in page
+    assert {row["learning_rate"] for row in defaults.contenders(parts[1], 0.8)["logistic"]} == {2e-3}
+
+
 def test_the_page_has_means_and_differences_of_the_rows(quick):
     folder, rows = quick
     page = (folder / "defaults.md").read_text()

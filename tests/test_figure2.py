@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from experiment_cases import invoke, silent
+from experiment_cases import assert_rendered, invoke, silent
 
-from bitempered.experiments import files
+from bitempered import __version__, noise
+from bitempered.experiments import files, runs
 from bitempered.experiments.recipes import figure2
 from bitempered.experiments.recipes.figure2 import LOSSES, ring
 
-TINY = figure2.Recipe(seeds=2, points=200, steps=3, side=21)
+TINY = figure2.Figure2(seeds=2, points=200, steps=3, side=21)
 AUTHORS = replace(figure2.AUTHORS, seeds=2, points=100, steps=2, side=21)
 
 
@@ -68,13 +69,16 @@ def test_accuracy_is_the_fraction_of_the_grid_that_gets_its_clean_label():
 
 
 def test_rows_say_what_was_run_and_on_what(tiny):
-    rows, panels = tiny
+    rows, shown = tiny
     cells = [(row["noise"], row["loss"], row["seed"]) for row in rows]
     assert cells == [(c.noise, loss, s) for c in figure2.COLUMNS for loss in LOSSES for s in range(2)]
-    assert set(panels) == {(loss, c.noise) for c in figure2.COLUMNS for loss in LOSSES}
+    # Of two seeds the one with the lower accuracy is drawn.
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    assert list(shown) == [figure2.panel_name(min(pair, key=lambda row: row["accuracy"])) for pair in pairs]
     for row in rows:
         assert row["torch"] == torch.__version__
         assert row["commit"]
+        assert (row["results"], row["bitempered"]) == (runs.RESULTS, __version__)
         assert 0 <= row["accuracy"] <= 1
         assert (row["t1"], row["t2"]) == (1, 1) or row["loss"] == "bi-tempered"
 
@@ -121,16 +125,35 @@ def one_thread():
 @pytest.mark.usefixtures("one_thread")
 def test_both_losses_learn_the_noise_free_ring():
     """The whole path does what it is for: a few hundred points, enough steps for either loss."""
-    recipe = figure2.Recipe(seeds=1, points=300, steps=200, side=41)
+    recipe = figure2.Figure2(seeds=1, points=300, steps=200, side=41)
     drawn = [ring(300, 0)]
     for t1, t2 in [(1.0, 1.0), (0.2, 4.0)]:
         probability = figure2.train(recipe, drawn, [drawn[0].labels], t1, t2, lambda step: None)
         assert figure2.accuracy(recipe, probability[0]) > 0.93
 
 
+def test_a_row_s_hash_is_that_of_its_points_and_noisy_labels(tiny):
+    rows, _ = tiny
+    by_data = {}
+    for row in rows:
+        by_data.setdefault(row["data"], set()).add((row["noise"], row["seed"]))
+    assert sorted(map(len, by_data.values())) == [1] * 8  # four kinds of noise, two seeds; both losses see the same
+
+
+def test_panels_show_their_row_s_points_labels_and_probabilities(tiny):
+    rows, shown = tiny
+    (row,) = (row for row in rows if figure2.panel_name(row) == list(shown)[-1])
+    axes = figure2.draw(TINY, rows, shown).axes[7]  # bi-tempered, random noise
+    drawn = ring(200, row["seed"])
+    noisy = noise.symmetric(drawn.labels, 0.3, rng=np.random.default_rng(row["seed"]), num_classes=2)
+    for label, points in zip((0, 1), axes.collections[:2], strict=True):
+        np.testing.assert_allclose(points.get_offsets(), drawn.points[noisy == label], rtol=1e-6)
+    np.testing.assert_array_equal(axes.images[0].get_array(), shown[figure2.panel_name(row)])
+
+
 def test_figure_has_the_paper_s_panels(tiny):
-    rows, panels = tiny
-    axes = figure2.draw(TINY, rows, panels).axes
+    rows, shown = tiny
+    axes = figure2.draw(TINY, rows, shown).axes
     assert [one.get_title()[:3] for one in axes[:4]] == ["(a)", "(b)", "(c)", "(d)"]
     assert [one.get_title().splitlines()[-1] for one in axes[4:8]] == [
         f"(t1, t2) = {pair}" for pair in ("(0.2, 4.0)", "(1.0, 4.0)", "(0.2, 1.0)", "(0.2, 4.0)")
@@ -160,8 +183,10 @@ def test_reproduce_writes_rows_table_and_figure(tmp_path, monkeypatch):
         "figure2-authors.png",
         "figure2.jsonl",
         "figure2.md",
+        "figure2.npz",
         "figure2.png",
     ]
+    assert_rendered(folder, "figure2.md", "figure2.png", "figure2-authors.png")
     assert len(files.read_rows(folder / "figure2.jsonl")) == 32
     assert (folder / "figure2.png").read_bytes().startswith(b"\x89PNG")
 

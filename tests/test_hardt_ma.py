@@ -10,7 +10,8 @@ from bitempered.experiments import streams
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.recipes import hardt_ma
 from bitempered.experiments.recipes.plans import Options
-from bitempered.experiments.recipes.table1 import LEVELS, SEARCH_SEED
+from bitempered.experiments.recipes.shared import SEARCH_SEED
+from bitempered.experiments.recipes.table1 import LEVELS
 
 
 def test_training_is_hardt_and_ma_s():
@@ -27,8 +28,8 @@ def test_training_is_hardt_and_ma_s():
 
 def test_losses_get_equal_searches_with_the_paper_s_temperatures():
     assert len({len(set(found)) for found in hardt_ma.SEARCHED.values()}) == 1
-    assert hardt_ma.PAPER_S.numbers == (0.8, 1.2)
-    assert hardt_ma.PAPER_S in {loss for loss, _, _ in hardt_ma.SEARCHED["bi-tempered"]}
+    assert hardt_ma.PAPER_LOSS.numbers == (0.8, 1.2)
+    assert hardt_ma.PAPER_LOSS in {loss for loss, _, _ in hardt_ma.SEARCHED["bi-tempered"]}
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint, pack, 
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.imagenet import ImageFiles, ImagenetRun
 from bitempered.experiments.recipes import table2
+from bitempered.experiments.runs import RESULTS
 
 pytestmark = IGNORED_WARNINGS
 folder, data, small_network = FIXTURES
@@ -178,6 +179,8 @@ def test_table2_end_to_end(folder, tmp_path, monkeypatch):
         assert (row["classes"], row["train_images"], row["validation_images"]) == (10, 160, 60)
         assert row["commit"]
     assert all(value > 0 for value in speed["steps_per_second"])
+    assert speed["results"] == RESULTS
+    assert speed["data"]
 
     page = (out / "table2.md").read_text()
     for place, loss in enumerate(("logistic", "bi-tempered")):

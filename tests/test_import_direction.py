@@ -23,7 +23,7 @@ ROOMS = {
     "schedules": {"checks"},
     "diagnosis": set(),
     "tune": set(),
-    "audit": {"extras"},
+    "audit": {"checks", "extras"},
     "kernels": {"checks"},
     "torch": ADAPTER | {"extras", "kernels"},
     "jax": ADAPTER | {"extras"},

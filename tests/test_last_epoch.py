@@ -9,7 +9,8 @@ from bitempered.experiments.cells import Cell
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import last_epoch
-from bitempered.experiments.recipes.table1 import LEVELS, SEARCH_SEED
+from bitempered.experiments.recipes.shared import SEARCH_SEED
+from bitempered.experiments.recipes.table1 import LEVELS
 
 
 def searched(noise, loss, rate, validation):

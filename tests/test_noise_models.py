@@ -32,7 +32,7 @@ def shuffled(split):
 @pytest.mark.parametrize("dataset", ["digits", *TABLES])
 def test_class_dependent_noise_is_an_exact_fraction_of_the_mistaken_classes(dataset, level):
     split = read(dataset).split(0)
-    mapping = cells.mistaken(dataset, split.num_classes)
+    mapping = cells.confused_classes(dataset, split.num_classes)
     made = noisy_labels(dataset, "class-dependent", level, split)
     for noisy, (_, labels) in zip(made, (split.train, split.validation), strict=True):
         changed = noisy != labels
@@ -42,15 +42,15 @@ def test_class_dependent_noise_is_an_exact_fraction_of_the_mistaken_classes(data
 
 def test_digits_are_mistaken_as_in_the_literature():
     expected = {2: 7, 3: 8, 5: 6, 6: 5, 7: 1}  # Patrini et al., CVPR 2017, section 5
-    assert cells.mistaken("digits", 10) == cells.mistaken("mnist", 10) == expected
+    assert cells.confused_classes("digits", 10) == cells.confused_classes("mnist", 10) == expected
     text = " ".join(invoke("compare", "--help").stdout.replace("│", " ").split())
     assert "7 for 1, 2 for 7, 5 for 6, 6 for 5 and 3 for 8" in text
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 100])  # one of two, two of three, half of ten and of a hundred
 def test_elsewhere_half_of_the_classes_are_mistaken(classes):
-    mapping = cells.mistaken("table.csv", classes)
-    assert mapping == cells.mistaken("other.csv", classes)
+    mapping = cells.confused_classes("table.csv", classes)
+    assert mapping == cells.confused_classes("other.csv", classes)
     assert len(mapping) == (classes + 1) // 2
     assert all(label != wrong for label, wrong in mapping.items())
     assert len(set(mapping.values())) == len(mapping)
@@ -188,7 +188,7 @@ def test_tables_of_scikit_learn_are_standardised_and_run(dataset, tmp_path):
 def test_rows_of_other_noise_keep_their_identity():
     """The rows in results/compare were made before these models: their labels must have the same hashes."""
     kept = files.read_rows(Path(__file__).parents[1] / "results" / "compare" / "compare.jsonl")
-    recipe = cells.recipe_of(kept)
+    recipe = cells.comparison_of(kept)
     _, _, runs = cells.prepare(recipe, datasets.read("digits"), 0, None)
     assert {run["data"] for run in runs} == {row["data"] for row in kept if row["seed"] == 0}
 

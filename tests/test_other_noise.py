@@ -1,11 +1,13 @@
 """`bitempered reproduce other-noise`: its cells, its files, and rendering them again from the rows."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from experiment_cases import assert_rendered, invoke
+from experiment_cases import assert_rendered, invoke, silent
 
-from bitempered.experiments import files, recipes
+from bitempered.experiments import cells, files, recipes
 from bitempered.experiments.recipes import Options, other_noise
 
 NAMES = ("other-noise.md", "other-noise.csv", "other-noise.png")
@@ -24,15 +26,15 @@ def test_every_data_set_has_every_noise_and_every_loss():
     for data in other_noise.DATA:
         levels = (0.1, 0.2, 0.3) if data.name == "breast-cancer" else (0.2, 0.4)
         for model in ("pair-flip", "class-dependent", "weak-model"):
-            recipe = data.comparison(model, 5)
+            recipe = other_noise.comparison(data, model, 5)
             assert (recipe.dataset, recipe.noise_model, recipe.seeds) == (data.name, model, (0, 1, 2, 3, 4))
             assert {cell.noise for cell in recipe.cells} == set(levels)
             assert {cell.rate for cell in recipe.cells} == {1e-3}
             assert len(recipe.cells) == 3 * len(levels)
             (ours,) = {cell.loss for cell in recipe.cells if cell.loss.name == "bi-tempered"}
-            # From a tenth to a half of the run, without rescaling.
+            # From 5 to 40 % of the run, without rescaling.
             epochs = recipe.training.epochs
-            assert ours.schedule == pytest.approx((0.1 * epochs, 0.5 * epochs), abs=1e-5)
+            assert ours.schedule == pytest.approx((0.05 * epochs, 0.4 * epochs), abs=1e-5)
             assert not ours.rescale
     assert [data.name for data in other_noise.DATA] == ["digits", "breast-cancer", "wine", "mnist"]
     assert other_noise.DATA[-1].rows == 10_000
@@ -91,6 +93,38 @@ def test_nothing_is_trained_or_fitted_twice(quick, monkeypatch):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_two_processes_fit_no_estimator_twice(quick, tmp_path, monkeypatch):
+    """While one process fits, another waits and then uses its rows."""
+    part = other_noise.comparison(other_noise.DATA[0].quick(rows=64), "pair-flip", 1)
+    data = cells.read_data(part, None)
+    fitting, waiting, fitted, real = threading.Event(), threading.Event(), [], other_noise.fit
+
+    def slowly(*given):
+        fitted.append(given[0])
+        fitting.set()
+        assert waiting.wait(60)
+        return real(*given)
+
+    def progress(done, total, text):
+        if "waiting" in text:
+            waiting.set()
+
+    monkeypatch.setattr(other_noise, "fit", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(other_noise.fit_estimators, part, data, tmp_path, silent)
+        assert fitting.wait(60)
+        other_noise.fit_estimators(part, data, tmp_path, progress)
+        other.result()
+    assert len(fitted) == 2 * 4  # two levels, four estimators
+    assert len(files.read_rows(tmp_path / "estimators.jsonl")) == 2 * 4
+
+
+def test_the_page_states_the_rows_rate(quick):
+    _, folder = quick
+    rows = [row | {"learning_rate": 0.005} for row in files.read_rows(folder / "other-noise.jsonl")]
+    assert "Adam at 0.005 for" in other_noise.markdown("page", rows, [])
+
+
 def test_differences_are_taken_seed_by_seed(quick):
     _, folder = quick
     row = files.read_rows(folder / "other-noise.jsonl")[0]
@@ -128,4 +162,4 @@ def test_rows_of_a_part_are_rendered(quick, tmp_path):
     (tmp_path / "curves.jsonl").write_bytes((folder / "curves.jsonl").read_bytes())
     page = recipes.render(tmp_path)["other-noise.md"].decode()
     assert page.count("weak-model ") == 1 + 1 + 3  # in the text, and a line for each level
-    assert "pair-flip " not in page.partition("After ±")[0]
+    assert "pair-flip " not in page.partition("± is the")[0]

@@ -5,6 +5,7 @@ import base64
 import http.client
 import json
 import math
+import re
 import socket
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -186,11 +188,21 @@ def test_curves_are_the_loss_and_the_transfer_function():
     assert training.curves(1.0, 4.0)["bound"] is None
 
 
+def test_the_page_has_the_server_s_defaults_and_limits():
+    """It needs them before the server answers: to read its link, and to send its settings."""
+    page, draw = (files("bitempered.playground").joinpath("page", name).read_text() for name in ("page.js", "draw.js"))
+    (text,) = re.findall(r"const DEFAULTS = (\{.*\});", page)
+    found = json.loads(re.sub(r"(\w+):", r'"\1":', text))
+    assert found == asdict(Settings()) | {"points": []}
+    assert [float(edge) for edge in re.findall(r"const EDGE = ([\d.]+);", draw)] == [settings.EDGE]
+    assert [int(most) for most in re.findall(r"const MOST_POINTS = (\d+);", page)] == [settings.MOST_POINTS]
+
+
 @pytest.mark.parametrize(("t1", "t2"), [(0.0, 0.5), (0.5, 0.5), (0.0, 5.0), (1.0, 5.0), (1.0, 1.0)])
 @pytest.mark.parametrize("data", NAMES)
 def test_every_frame_is_json_at_the_ends_of_the_sliders(data, t1, t2):
     frame = Duel(Settings(data=data, t1=t1, t2=t2, noise="random", level=0.5)).advance(40, (1.25, -1.25))
-    json.dumps(frame, allow_nan=False)
+    assert json.loads(json.dumps(frame, allow_nan=False))["step"] == 40
 
 
 def test_a_net_that_has_diverged_is_json_too():
@@ -405,10 +417,12 @@ class StuckPage:
 
 def test_a_page_that_takes_no_frames_is_ended():
     async def meet():
-        session = server.Session(StuckPage(), ThreadPoolExecutor(1), limits(send_seconds=0.2))
-        await asyncio.wait_for(session.run(), 30)
+        page = StuckPage()
+        session = server.Session(page, ThreadPoolExecutor(1), limits(send_seconds=0.2))
+        await asyncio.wait_for(session.run(), 30)  # a TimeoutError if it does not end
+        return page.messages
 
-    asyncio.run(meet())
+    assert asyncio.run(meet()) == []  # it had been heard
 
 
 def test_a_page_that_pings_and_does_not_read_is_hung_up_on(address):

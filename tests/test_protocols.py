@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from bitempered import cli, noise
 from bitempered.experiments import augmentation, checkpoints, streams
 from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint, pack, unpack
-from bitempered.experiments.files import read_rows
+from bitempered.experiments.files import read_rows, write_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import protocols
 from bitempered.experiments.recipes.protocols import PROTOCOLS
@@ -58,7 +58,7 @@ def small(monkeypatch):
         nn.init.zeros_(linear.bias)
         return nn.Sequential(nn.AvgPool2d(16), nn.Flatten(), linear)
 
-    monkeypatch.setitem(streams.MODULES, "resnet34", network)
+    monkeypatch.setitem(streams.SINGLE_NETWORKS, "resnet34", network)
 
 
 def run(folder, *settings, protocol=TINY_A, images=IMAGES, **options):
@@ -179,6 +179,25 @@ def test_a_schedule_moves_the_temperatures_by_epoch(small, tmp_path, monkeypatch
     assert used == [(epoch, numbers) for epoch, numbers in expected for _ in range(3)]
     assert row["schedule"] == [1, 3]
     assert row["numbers"] == [0.5, 2.0]
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_page_states_its_rows_training_and_leaves_out_rows_of_another(name, tmp_path):
+    folder = Path(__file__).parents[1] / "results" / f"protocol-{name}"
+    rows = read_rows(folder / f"protocol-{name}.jsonl")
+    other = [row | {"epochs": 7, "batch_size": 60, "learning_rate": 0.3, "momentum": 0.8} for row in rows[:2]]
+    write_rows(tmp_path / f"protocol-{name}.jsonl", rows[1:] + other)
+    page = protocols.render(tmp_path / f"protocol-{name}.jsonl")[f"protocol-{name}.md"].decode()
+    assert "7 epochs, SGD at 0.3, momentum 0.8" in page
+    assert "batches of 60" in page
+    shown = [f"{100 * row['test_last']:.2f} |" in page for row in rows]
+    assert shown == [True, True] + [False] * (len(rows) - 2)
+
+
+@pytest.mark.parametrize("noise_model", ["pair-flip", "symmetric-all", ""])
+def test_noise_that_no_run_makes_is_refused(noise_model):
+    with pytest.raises(ValueError, match=f"unknown noise model {noise_model!r}; choose from: symmetric, human"):
+        replace(TINY_A, noise_model=noise_model)
 
 
 def test_bad_schedules_are_refused():

@@ -16,7 +16,7 @@ from bitempered.experiments.files import read_rows, write_rows
 RESULTS = Path(__file__).parents[1] / "results"
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FOLDERS = recipes.folders(RESULTS)
-PICTURES = {"figure2.png", "figure2-authors.png"}  # which show points and probabilities that no row has
+RAW = {".jsonl", ".npz"}  # what pages are rendered from
 
 
 def test_all_committed_folders_are_known():
@@ -30,7 +30,7 @@ def test_what_is_committed_is_what_its_rows_give(folder):
     if folder == BENCHMARKS:  # which also has scripts that write pages of their own
         assert set(pages) == {"cpu.md", "cpu.png", "gpu.md", "gpu.png"}
     else:
-        assert set(pages) == {path.name for path in folder.glob("*.*") if path.suffix != ".jsonl"} - PICTURES
+        assert set(pages) == {path.name for path in folder.glob("*.*") if path.suffix not in RAW}
     for name, content in pages.items():
         committed = (folder / name).read_bytes()
         if name.endswith(".png") and content != committed:
@@ -69,11 +69,13 @@ def test_report_without_words_renders_all_beside_their_rows(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for name in ("figure2", "protocol-b"):
         (tmp_path / "results" / name).mkdir(parents=True)
-        shutil.copy(RESULTS / name / f"{name}.jsonl", tmp_path / "results" / name)
+        for path in (RESULTS / name).iterdir():
+            if path.suffix in RAW:
+                shutil.copy(path, tmp_path / "results" / name)
     (tmp_path / "results" / "notes").mkdir()
     done = invoke("report")
     assert done.exit_code == 0, done.output
-    assert "The pictures of figure 2 cannot be drawn from rows" in done.stdout
+    assert (tmp_path / "results" / "figure2" / "figure2.png").exists()
     for name in ("figure2", "protocol-b"):
         assert (Path("results") / name / f"{name}.md").read_bytes() == (RESULTS / name / f"{name}.md").read_bytes()
 
@@ -114,3 +116,14 @@ def test_rows_of_something_else_get_one_line(content, tmp_path):
     assert done.exit_code == 1
     assert done.stderr.count("\n") == 1
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["compare.jsonl"]
+
+
+@pytest.mark.parametrize("content", [None, b"not an archive"])
+def test_figure_2_without_its_probabilities_gets_one_line(content, tmp_path):
+    shutil.copy(RESULTS / "figure2" / "figure2.jsonl", tmp_path)
+    if content is not None:
+        (tmp_path / "figure2.npz").write_bytes(content)
+    done = invoke("report", tmp_path)
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    assert "figure2.npz" in done.stderr

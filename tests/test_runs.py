@@ -345,3 +345,23 @@ def test_processes_share_the_seeds(tmp_path, monkeypatch):
         assert future.result() == rows
     assert made == [("first", 0), ("MainThread", 1)]
     assert len(files.read_rows(tmp_path / "compare.jsonl")) == len(rows) == 4
+
+
+# Where a row comes from
+
+
+@pytest.mark.parametrize(
+    ("changed", "dirty"), [("runs.py", True), ("c/solver.c", True), ("c/vectors.h", True), ("rows.jsonl", False)]
+)
+def test_a_commit_is_dirty_if_code_has_changed(changed, dirty, tmp_path, monkeypatch):
+    for name in ("runs.py", "c/solver.c", "c/vectors.h", "rows.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("old")
+    author = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "all"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "runs.py"))
+    clean = runs.commit()
+    assert len(clean) == 40
+    (tmp_path / changed).write_text("new")
+    assert runs.commit() == clean + ("-dirty" if dirty else "")

@@ -39,7 +39,9 @@ def test_every_pair_on_the_way_can_be_used(shape, pairs):
     """Rounding must not push t1 over t2 where they are equal at both ends."""
     schedule = anneal(*pairs, begin=0, finish=997, shape=shape)
     for step in range(1000):
-        check_temperatures(*schedule(step))
+        t1, t2 = schedule(step)
+        assert 0 <= t1 <= t2
+        check_temperatures(t1, t2)
 
 
 @pytest.mark.parametrize(

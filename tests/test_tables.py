@@ -88,7 +88,7 @@ def test_what_no_float32_can_hold_is_refused():
         ("a,b\n1,2\n", r"has no column 'kind'; choose from: a, b \(with --label-column\)"),
         ("", "is empty: expected a line of column names"),
         ("a,kind\n", "must have rows"),
-        ("kind\n1\n", "a column besides the label 'kind'"),
+        ("kind\n1\n", "a column other than the label 'kind'"),
         ("a,a,kind\n1,2,3\n", "names a column twice"),
         ("a,kind\n1\n", "row 1: expected 2 values as in the first line, got 1"),
         ("a,kind\n1,\n", "row 1: the label is missing"),

@@ -144,6 +144,19 @@ def test_images_are_standardised_by_channel():
     torch.testing.assert_close(flat.view(50, 3, 4, 4), seen.permute(0, 3, 1, 2))
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"network": "mlp", "augment": True}, "augment moves images, and mlp takes rows"),
+        ({"optimizer": "adam", "momentum": 0.5}, "momentum is for sgd; leave it out for adam, got 0.5"),
+        ({"optimizer": "adadelta", "momentum": 0.0}, "momentum is for sgd; leave it out for adadelta, got 0.0"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **values)
+
+
 def test_augmentation_moves_and_mirrors():
     x = torch.arange(1.0, 101).view(1, 10, 10, 1).expand(200, -1, -1, -1)
     seen = augmentation.shift_and_mirror(x, torch.Generator().manual_seed(0))

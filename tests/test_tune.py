@@ -170,7 +170,8 @@ import sys, time
 import optuna
 from bitempered import tune as module
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-module.BEAT, module.GRACE, module.LOOK = 0.2, 10.0, 0.05  # a living process may stall for seconds
+module.BEAT_SECONDS, module.LOOK_SECONDS = 0.2, 0.05
+module.GRACE_SECONDS = 10.0  # a living process may stall for seconds
 folder, trials, seconds, stuck_in = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 begun = 0
 
@@ -250,7 +251,7 @@ def test_one_of_four_processes_is_killed(tmp_path):
 
 
 def test_a_running_trial_shows_signs_of_life(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "BEAT", 0.02)
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.02)
     seen = []
 
     def fit(t1):

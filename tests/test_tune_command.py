@@ -1,5 +1,6 @@
 """`bitempered tune`: the search over the experiments, its pages, and the recipe that it prints."""
 
+import inspect
 import os
 import re
 import shlex
@@ -15,11 +16,14 @@ import torch
 from experiment_cases import TINY, error_lines, invoke, results, silent
 from torch.nn.functional import cross_entropy
 
+from bitempered import cli
 from bitempered.experiments import cells, tune_report
 from bitempered.experiments.files import read_rows
-from bitempered.experiments.losses import Loss
+from bitempered.experiments.losses import Loss, LossSettings
+from bitempered.experiments.optimizers import OPTIMIZERS
 from bitempered.experiments.recipes import compare, tune, tuned
-from bitempered.experiments.runs import find
+from bitempered.experiments.recipes.shared import SEARCH_SEED
+from bitempered.experiments.runs import RESULTS, find
 from bitempered.torch import bi_tempered_logistic_loss
 
 OPTIONS = ["tune", "--trials", 4, "--epochs", 2]
@@ -53,7 +57,7 @@ def test_the_command_end_to_end(tmp_path):
     again = invoke(*shlex.split(command)[1:], "--seeds", 1, "--out", tmp_path / "compare")
     assert again.exit_code == 0, again.output
     (row,) = read_rows(tmp_path / "compare" / "compare.jsonl")
-    searched = cells.run(replace(cells.recipe_of([row]), seeds=(tune.SEARCH_SEED,)), tmp_path / "again", silent)
+    searched = cells.run(replace(cells.comparison_of([row]), seeds=(SEARCH_SEED,)), tmp_path / "again", silent)
     assert (searched[0]["validation_last"] + searched[0]["validation_chosen"]) / 2 == pytest.approx(study.best_value)
 
     # A finished study is only read; more trials go on with it; another setting is refused.
@@ -69,15 +73,33 @@ def test_the_command_end_to_end(tmp_path):
     ]
 
 
+def test_the_command_s_defaults_are_the_recipe_s():
+    given, ours = (inspect.signature(function).parameters for function in (cli.tune, tune.request))
+    shared = [name for name in ours if name in given]
+    assert {"dataset", "loss", "trials", "seeds", "noise_model"} <= {*shared}
+    assert {name: given[name].default for name in shared} == {name: ours[name].default for name in shared}
+
+
+def test_a_study_of_other_results_or_another_version_is_refused(tmp_path, monkeypatch):
+    options = ["tune", "--trials", 1, "--epochs", 1, "--loss", "logistic", "--out", tmp_path]
+    assert invoke(*options).exit_code == 0
+    for name, value, shown in (("RESULTS", RESULTS + 1, "results was"), ("__version__", "0.0.0", "bitempered was")):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"bitempered.experiments.runs.{name}", value)
+            other = invoke(*options)
+        assert other.exit_code == 1
+        (line,) = error_lines(other)
+        assert shown in line
+    assert invoke(*options).exit_code == 0
+
+
 def test_printed_python_runs():
-    recipe = tune.Recipe(Loss("bi-tempered", (0.3, 1.5), (0.5, 1.5), smoothing=0.1), 0.01, 1e-4)
-    for one in (recipe, tune.Recipe(Loss("logistic", smoothing=0.1), 0.01, 1e-4)):
-        for optimizer in tune.START:
-            request = tune.request(epochs=2)
-            training = replace(request.comparison.training, optimizer=optimizer)
-            request = replace(request, comparison=replace(request.comparison, training=training))
+    recipe = LossSettings(Loss("bi-tempered", (0.3, 1.5), (0.5, 1.5), smoothing=0.1), 0.01, 1e-4)
+    for one in (recipe, LossSettings(Loss("logistic", smoothing=0.1), 0.01, 1e-4)):
+        for optimizer in OPTIMIZERS:
+            training = replace(tune.request(epochs=2).comparison.training, optimizer=optimizer)
             scope = {"model": torch.nn.Linear(2, 3)}
-            exec(tune.python(request, one), scope)
+            exec(tune_report.python(training, one), scope)
             assert scope["optimizer"].param_groups[0]["weight_decay"] == 1e-4
             assert scope["criterion"].label_smoothing == 0.1
     assert scope["optimizer"].defaults["momentum"] == 0.9
@@ -229,7 +251,7 @@ def test_rows_from_before_smoothing_are_found():
     setting = TINY.setting(TINY.cells[0], 0)
     old = {name: value for name, value in setting.items() if name not in ("smoothing", "clean_rows")}
     assert find([old], setting) is old
-    assert cells.recipe_of([old | {"seed": 0}]).clean_rows is None
+    assert cells.comparison_of([old | {"seed": 0}]).clean_rows is None
     smoothed = TINY.setting(replace(TINY.cells[0], loss=Loss("logistic", smoothing=0.1)), 0)
     assert find([old], smoothed) is None
 
@@ -249,7 +271,14 @@ def test_tuned_in_small(tmp_path):
     rows = read_rows(tmp_path / "tuned.jsonl")
     assert sorted({tuned.contender(row) for row in rows}) == sorted(tuned.CONTENDERS)
     assert len(rows) == 6  # three contenders, scored on noisy and on clean labels
-    assert len(read_rows(tmp_path / "trials.jsonl")) == 8  # two of each loss for each
+    trials = read_rows(tmp_path / "trials.jsonl")
+    assert len(trials) == 8  # two of each loss for each
+    for row in trials:
+        assert row["results"] == RESULTS
+        assert row["seeds"] == list(tuned.SEARCH_SEEDS)
+        assert all(row[name] for name in ("data", "bitempered", "commit", "device", "date"))
+        assert {made["data"].split("-")[0] for made in rows} == {row["data"]}
+    assert "had 2 trials, of 2 networks each" in (tmp_path / "tuned.md").read_text()
     again = invoke("reproduce", "tuned", "--quick", "--out", tmp_path)
     assert again.exit_code == 0, again.output
     assert results(read_rows(tmp_path / "tuned.jsonl")) == results(rows)

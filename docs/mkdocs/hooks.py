@@ -25,7 +25,10 @@ WIDE = 110  # letters: in a wider table, pairs of numbers stand one above the ot
 EXAMPLES = ("examples/*.py", "examples/gallery/*.py")
 
 TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
-DIRECTIVE = re.compile(r"^\{\{ table (\S+?)(?: (\d+))? \}\}$", re.MULTILINE)
+# The table, which of the file's it is, and what its lines must have.
+DIRECTIVE = re.compile(
+    r"^\{\{ table (\S+?)(?: (\d+))?(?: where (.+?))? \}\}$", re.MULTILINE
+)
 LINK = re.compile(r"\]\((\.\./[^)#\s]+)")
 FROM_NETWORK = re.compile(
     r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"(?:https?:)?//|<link\b(?![^>]*canonical)[^>]*\bhref=\"(?:https?:)?//"
@@ -128,8 +131,15 @@ def on_page_markdown(
             raise PluginError(
                 f"{page.file.src_uri}: {path} has {len(tables)} tables, not {number}"
             )
+        head, rule, *lines = tables[number - 1].splitlines()
+        wanted = directive[3].split(" and ") if directive[3] else []
+        kept = [line for line in lines if all(f"| {text} |" in line for text in wanted)]
+        if not kept:
+            raise PluginError(
+                f"{page.file.src_uri}: no line of {path} has {' and '.join(wanted)}"
+            )
         source = f"[{path}]({posixpath.relpath(path, here or '.')}){{ .source }}"
-        shown = tables[number - 1].rstrip()
+        shown = "\n".join([head, rule, *kept])
         if max(map(len, shown.splitlines())) > WIDE:
             shown = shown.replace(" / ", " /<br>")
         return f"{shown}\n\n{source}"

@@ -9,12 +9,13 @@
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bitempered.checks import sum_tolerance
 from bitempered.extras import install
 
 __all__ = ["Audit", "audit", "label_issues"]
@@ -67,7 +68,8 @@ class Audit:
     def cleaned(self) -> Array:
         """(n,) the labels, with the suggested ones in place of those that count as wrong.
 
-        If there are few wrong labels, the model may err more often than they do: look at the worst before you use it.
+        If few labels are wrong, the model may be wrong more often than the labels are: look at the worst before you
+        use it.
         """
         return np.where(self.wrong, self.suggested, self.labels)
 
@@ -218,8 +220,7 @@ def audit(estimator: Any, X: Any, y: Any, cv: Any = 5, *, score: str = "posterio
     """
     classes, given, probs = out_of_fold(estimator, X, y, cv)
     found = label_issues(given, probs, score=score)
-    labels, suggested = classes[given], classes[found.suggested]
-    return Audit(labels, found.scores, suggested, found.order, found.confusion, found.noise_rate, classes)
+    return replace(found, labels=classes[given], suggested=classes[found.suggested], classes=classes)
 
 
 def out_of_fold(
@@ -242,12 +243,12 @@ def out_of_fold(
     if len(classes) < 2:
         raise ValueError(f"y must hold at least 2 classes, got {len(classes)}: {classes.tolist()}")
     if isinstance(cv, (int, np.integer)) and not isinstance(cv, bool):
-        few = np.bincount(given).min()
-        if not 2 <= cv <= few:
+        rarest_count = np.bincount(given).min()
+        if not 2 <= cv <= rarest_count:
             rare = classes[np.bincount(given).argmin()]
             raise ValueError(
-                f"cv must be from 2 to the number of rows of the rarest class, {few} of {rare!r}, got {cv}; use fewer "
-                "folds or leave out rare classes"
+                f"cv must be from 2 to the number of rows of the rarest class, {rarest_count} of {rare!r}, got {cv}; "
+                "use fewer folds or leave out rare classes"
             )
         cv = StratifiedKFold(int(cv), shuffle=True, random_state=0)
     folds = list(check_cv(cv, y, classifier=True).split(X, y))
@@ -290,7 +291,7 @@ def _check(labels: ArrayLike, probs: Array) -> Array:
             f"labels must be in [0, {classes}), since pred_probs has {classes} columns, "
             f"got labels from {given.min()} to {given.max()}"
         )
-    tolerance = 1e-2 if probs.dtype.itemsize < 4 else 1e-3
+    tolerance = sum_tolerance(probs.dtype.itemsize)
     for epoch in probs if probs.ndim == 3 else probs[None]:
         for rows in _chunks(n, classes):
             part = epoch[rows]

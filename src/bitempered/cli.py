@@ -54,6 +54,12 @@ DATASET = typer.Option(
     help="digits, mnist, fashion-mnist, cifar100 (an unknown name lists all), or the path of a .csv or .parquet file."
 )
 DATA_DIR = typer.Option(help="Folder with the data set's files; without it they are downloaded, except ImageNet.")
+NOISE_MODEL = typer.Option(
+    help="symmetric (over the other classes), symmetric-all, pair-flip (to the next class), class-dependent (some "
+    "classes are mistaken for others: in digits and mnist 7 for 1, 2 for 7, 5 for 6, 6 for 5 and 3 for 8, elsewhere "
+    "half of them at random; --noise is the fraction of their labels), weak-model (the mistakes of a linear model that "
+    "learns from 1% of the rows, the surest first), or human (cifar100)."
+)
 LABEL_COLUMN = typer.Option(help="The column of a table that holds the labels; without it, label.")
 DEVICE = typer.Option(help="Where to train: cpu or cuda. Without it, cuda if there is one.")
 
@@ -80,15 +86,7 @@ def compare(
             "0,0.4 in other data."
         ),
     ] = None,
-    noise_model: Annotated[
-        str,
-        typer.Option(
-            help="symmetric (over the other classes), symmetric-all, pair-flip (to the next class), class-dependent "
-            "(some classes are mistaken for others: in digits and mnist 7 for 1, 2 for 7, 5 for 6, 6 for 5 and 3 for "
-            "8, elsewhere half of them at random; --noise is the fraction of their labels), weak-model (the mistakes "
-            "of a linear model that learns from 1% of the rows, the surest first), or human (cifar100)."
-        ),
-    ] = "symmetric",
+    noise_model: Annotated[str, NOISE_MODEL] = "symmetric",
     network: Annotated[
         str | None,
         typer.Option(
@@ -133,9 +131,9 @@ def compare(
     On your own table (--dataset FILE.csv) the labels are used as they are.
     If they are noisy, so are those of the rows that are set aside to test on,
     and accuracy is bounded by the share of correct ones: if you have a file
-    with clean labels, name it with --test. In digits, mnist, fashion-mnist
-    and cifar100, labels to train and validate on are made wrong at random
-    (--noise); the test labels are clean.
+    with clean labels, name it with --test. In registered data sets, labels to
+    train and validate on are made wrong at random (--noise); the test labels
+    are clean.
 
     Losses need different learning rates. So each loss tries the same few rates
     (with two seeds) and keeps the best on validation labels, which are as noisy
@@ -200,9 +198,7 @@ def tune(
             help="Fraction of labels to make wrong. Without it, none in a table of your own, and 0.4 in other data."
         ),
     ] = None,
-    noise_model: Annotated[
-        str, typer.Option(help="symmetric (over the other classes), symmetric-all, pair-flip, or human (cifar100).")
-    ] = "symmetric",
+    noise_model: Annotated[str, NOISE_MODEL] = "symmetric",
     clean: Annotated[
         str | None,
         typer.Option(
@@ -259,8 +255,10 @@ def tune(
     with clear_errors(out, "the finished trials are kept: run the same command to continue"):
         with progress_bar() as progress:
             best, found = recipe.run(request, storage or out / "study.db", progress, device=device)
-        command, python = recipe.command(request, best), recipe.python(request, best)
-        title = recipe.title(request)
+        comparison = request.comparison
+        command = tune_report.command(comparison, best, data_dir)
+        python = tune_report.python(comparison.training, best)
+        title = tune_report.title(comparison, loss, request.clean_file)
         report.write(out, tune_report.pages(title, found.study, command, python))
     print(title)
     shown = ", ".join(f"{name} {part:.0%}" for name, part in tune_report.importances(found.study).items())
@@ -366,8 +364,7 @@ def report(
 ) -> None:
     """Render tables and figures again from the rows of earlier runs, without training or data.
 
-    Without an argument, render every folder in results and output. Prints the first table of each. Figure 2's picture
-    is not in its rows: reproduce it.
+    Without an argument, render every folder in results and output. Prints the first table of each.
     """
     try:
         from bitempered.experiments import report as reports
@@ -395,8 +392,6 @@ def report(
             if name.endswith(".md"):
                 print(reports.first_table(page.decode()))
         print(f"Written to {target}: {', '.join(pages)}\n")
-        if "figure2.md" in pages:
-            print("The pictures of figure 2 cannot be drawn from rows: run bitempered reproduce figure2")
 
 
 @app.command()
@@ -448,9 +443,7 @@ def audit(
             "lists all)."
         ),
     ],
-    label_column: Annotated[
-        str | None, typer.Option(help="The column of a table that holds the labels; without it, label.")
-    ] = None,
+    label_column: Annotated[str | None, LABEL_COLUMN] = None,
     score: Annotated[
         str,
         typer.Option(
@@ -485,7 +478,7 @@ def audit(
     except ValueError as error:
         fail(str(error), 2)
     out = out or OUTPUT / f"audit-{Path(dataset).stem}"
-    column = label_column or "label"
+    column = label_column or audits.LABEL_COLUMN
     with clear_errors(out, "nothing was written"):
         rows = audits.read(dataset, column, data_dir)
         with progress_bar() as progress:
@@ -539,7 +532,7 @@ def choose_device(device: str | None) -> str:
 
 @contextmanager
 def clear_errors(out: Path, after_ctrl_c: str = "run the same command to continue") -> Iterator[None]:
-    """Print one line for any error with a folder of results, and `after_ctrl_c` if it is stopped so."""
+    """Print one line for any error with a folder of results, and `after_ctrl_c` on Ctrl-C."""
     from bitempered.experiments.checkpoints import BadCheckpoint
     from bitempered.experiments.files import BadRows
     from bitempered.experiments.sources import DataError

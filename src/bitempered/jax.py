@@ -296,7 +296,7 @@ def _temperature(t: ArrayLike, name: str, like: Array) -> Any:
         return _Fixed(check_temperature(float(t), name))
     if not hasattr(t, "dtype"):
         raise TypeError(f"{name} must be a number or an array, got {type(t).__name__}")
-    known = _known(t, 0.0)
+    known = _concrete(t, 0.0)
     for value in (known.min(initial=0.0), known.max(initial=0.0)):
         check_temperature(float(value), name)
     array = jnp.asarray(t, like.dtype)
@@ -310,15 +310,15 @@ def _temperatures(t1: ArrayLike, t2: ArrayLike, a: Array, *, axis: int, rescale:
         check_rescale(rescale, a.shape[axis], second)
         return _Fixed(first), _Fixed(second)
     first, second = (_per_row(_temperature(t, name, a), a, axis) for t, name in ((t1, "t1"), (t2, "t2")))
-    known = np.stack(np.broadcast_arrays(_known(t1, 0.0), _known(t2, 2.0)), -1).reshape(-1, 2)
+    known = np.stack(np.broadcast_arrays(_concrete(t1, 0.0), _concrete(t2, 2.0)), -1).reshape(-1, 2)
     for pair in known[(known[:, 0] >= 2) | (known[:, 0] > known[:, 1])][:1]:
         check_temperatures(float(pair[0]), float(pair[1]))
-    check_rescale(rescale, a.shape[axis], float(_known(t2, 0.0).max(initial=0.0)))
+    check_rescale(rescale, a.shape[axis], float(_concrete(t2, 0.0).max(initial=0.0)))
     valid = (_value(first) < 2) & (_value(first) <= _value(second))
     return _where_valid(valid, first), _where_valid(valid, second)
 
 
-def _known(t: Any, otherwise: float) -> Any:
+def _concrete(t: Any, otherwise: float) -> Any:
     """Return t as a NumPy array if that costs nothing, `otherwise` if it is traced or on an accelerator."""
     if isinstance(t, jax.core.Tracer):
         return np.asarray(otherwise)

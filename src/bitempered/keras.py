@@ -10,9 +10,9 @@ Shapes, options and temperatures are always checked; values only in eager mode o
 values give NaN: class indices out of range, negative probabilities. Probabilities need not sum to 1 there: y counts as
 sum(y) times y / sum(y).
 
-The temperatures are attributes, `loss.t1` and `loss.t2`, which a callback may set between epochs. Keras compiles a step
-with the numbers they are, so give the model `loss.temperatures` among its metrics: variables instead of numbers, which
-need no new compilation, and which Keras logs.
+The temperatures are attributes, `loss.t1` and `loss.t2`, which a callback may set between epochs. Keras compiles their
+values into a step. To change them without recompiling, add `loss.temperatures` to the metrics: the temperatures become
+variables, which Keras also logs.
 
     loss = BiTemperedLogisticLoss(t1=1.0, t2=1.0, rescale=True)
     model.compile("adam", loss, metrics=["accuracy", loss.temperatures])
@@ -81,10 +81,10 @@ class Temperatures(keras.metrics.Metric):
         self.t2.assign(t2)
 
     def update_state(self, *_: Any, **__: Any) -> None:
-        """Nothing: the temperatures are set, not measured."""
+        """Do nothing: the temperatures are set, not measured."""
 
     def reset_state(self) -> None:
-        """Nothing: Keras resets metrics at every epoch."""
+        """Do nothing: Keras resets metrics at every epoch."""
 
     def result(self) -> dict[str, Tensor]:
         return {"t1": self.t1 + 0.0, "t2": self.t2 + 0.0}  # values, not variables

@@ -7,7 +7,7 @@
 >>> round(found.best["t1"], 1), found.score > -0.1
 (0.7, True)
 
-With a `storage` the study is kept. A second call, also after the first was killed, goes on with it, and any number of
+With a `storage` the study is kept. A second call continues it, even if the first was killed, and any number of
 processes can share it: start the same program several times.
 """
 
@@ -37,10 +37,10 @@ SPACE: dict[str, Any] = {
     "decay": (1e-6, 1e-1, "log"),
     "smoothing": (0.0, 0.2),
 }
-BEAT = 10.0  # seconds between two signs of life of a running trial
-GRACE = 60.0  # seconds without one after which its process counts as dead
-LOOK = 0.5  # seconds between two looks at trials of other processes
-BUSY = 60  # seconds to wait for a locked SQLite file
+BEAT_SECONDS = 10.0  # between two signs of life of a running trial
+GRACE_SECONDS = 60.0  # without one, after which its process counts as dead
+LOOK_SECONDS = 0.5  # between two looks at trials of other processes
+BUSY_SECONDS = 60  # to wait for a locked SQLite file
 
 
 class OtherStudy(ValueError):
@@ -83,9 +83,9 @@ def tune(
         name: of the study in its storage.
         space: ranges that replace those of `SPACE` or are added: (low, high), (low, high, "log") or a list of choices.
         first: settings to begin with. A search that begins with the defaults does not end below them.
-        seed: of the search. One process makes the same trials for the same seed, also if Ctrl-C stopped it meanwhile.
+        seed: of the search. A single process makes the same trials for a seed, even if it was interrupted.
         prune: whether `report` stops trials.
-        about: what else the scores depend on, in values of JSON. A study that was made with another is refused.
+        about: what else the scores depend on, in values of JSON. A study made with a different `about` is refused.
         progress: is called after each trial with the number of trials done, their total, and a text.
     """
     optuna = _optuna()
@@ -141,19 +141,19 @@ class _Search:
         """Return the next trial with its settings, or None if there are enough; wait for those of other processes."""
         while True:
             with self.lock():
-                self.bury()
+                self.fail_dead_trials()
                 known = self.study.get_trials(deepcopy=False, states=self.begun)
                 if len(known) < self.trials:
                     return self.start(len(known))
                 if all(trial.state in self.done for trial in known):
                     return None
-            time.sleep(LOOK)
+            time.sleep(LOOK_SECONDS)
 
-    def bury(self) -> None:
+    def fail_dead_trials(self) -> None:
         """Fail the trials of dead processes."""
         for trial in self.study.get_trials(deepcopy=False, states=(self.optuna.trial.TrialState.RUNNING,)):
             seen = trial.user_attrs.get("seen", trial.datetime_start.timestamp())
-            if time.time() - seen > GRACE:
+            if time.time() - seen > GRACE_SECONDS:
                 self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL, skip_if_finished=True)
 
     def start(self, place: int) -> Any:
@@ -197,7 +197,7 @@ class _Search:
         over = threading.Event()
 
         def beat() -> None:
-            while not over.wait(BEAT):
+            while not over.wait(BEAT_SECONDS):
                 with suppress(self.optuna.exceptions.OptunaError):  # the storage is busy, or the trial was replaced
                     trial.set_user_attr("seen", time.time())
 
@@ -222,7 +222,7 @@ class _Search:
         complete = self.study.get_trials(deepcopy=False, states=self.done[:1])
         if not complete:
             raise ValueError(f"none of {self.trials} trials gave a score that is a number")
-        best = max(complete, key=lambda trial: trial.value)  # of equals the first
+        best = max(complete, key=lambda trial: trial.value)  # the first if tied
         return Tuned(_settings(best.params, self.ranges), best.value, self.study)
 
 
@@ -252,7 +252,7 @@ def _stored(optuna: Any, storage: str | Path | None) -> tuple[Callable[[], Any] 
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    options = {"connect_args": {"timeout": BUSY}}
+    options = {"connect_args": {"timeout": BUSY_SECONDS}}
     return (lambda: optuna.storages.RDBStorage(url, engine_kwargs=options)), lock
 
 

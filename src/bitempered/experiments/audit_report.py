@@ -65,7 +65,7 @@ class Audited:
 
     rows: Rows
     found: Audit  # its labels are the names of the classes
-    how: str
+    method: str
 
 
 def page(audited: Audited) -> str:
@@ -92,7 +92,7 @@ def page(audited: Audited) -> str:
 <div><b>{found.noise_rate:.1%}</b> seem to be wrong</div>
 </div>
 {notes}
-<p class="soft">{escape(audited.how)} 1 means: surely wrong.
+<p class="soft">{escape(audited.method)} A score of 1 means surely wrong.
 Check a few by eye before you believe the rest. Below: <a href="#confused">which classes are confused</a>.</p>
 <h2>The worst {len(shown)}</h2>
 <p class="soft">{legend(len(wrong), int(wrong.sum()), len(shown))}</p>

@@ -5,11 +5,11 @@ import io
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import RepeatedStratifiedKFold
 from sklearn.pipeline import make_pipeline
@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 from bitempered.audit import SCORES, Audit, label_issues, out_of_fold
 from bitempered.experiments.audit_report import Audited, Rows, page
-from bitempered.experiments.datasets import check, is_table, read_parts
+from bitempered.experiments.datasets import DATASETS, LABEL_COLUMN, check_dataset, is_table, read_parts
 from bitempered.experiments.report import Pages
 from bitempered.experiments.sources import DataError, as_text, read_csv, read_parquet, read_table
 from bitempered.sklearn import BiTemperedMLPClassifier
@@ -37,7 +37,7 @@ STEPS = 800  # at least, if the most epochs allow
 
 def check_request(dataset: str, score: str, repeats: int, label_column: str | None) -> None:
     """Raise a ValueError if an option of the command line does not fit."""
-    check(dataset)
+    check_dataset(dataset)
     if label_column is not None and not is_table(dataset):
         raise ValueError(f"--label-column is for tables; {dataset} has its own labels")
     if score not in SCORES:
@@ -46,19 +46,23 @@ def check_request(dataset: str, score: str, repeats: int, label_column: str | No
         raise ValueError(f"--repeats must be at least 1, got {repeats}")
 
 
-def read(dataset: str, label_column: str = "label", data_dir: Path | None = None) -> Rows:
-    """Read a table by its path, or the training rows of a registered data set, in their published order."""
-    check(dataset)
+def read(dataset: str, label_column: str = LABEL_COLUMN, data_dir: Path | None = None) -> Rows:
+    """Read a table by its path, or the rows of a registered data set in their published order.
+
+    Of a data set that is published in two parts, those are the training rows.
+    """
+    check_dataset(dataset)
     if is_table(dataset):
         table = read_table(Path(dataset), label_column)
         return Rows(dataset, table.features, table.labels, table.classes, table.columns)
-    if dataset == "digits":  # all of them, in scikit-learn's order
-        pixels, labels = load_digits(return_X_y=True)
-        images = (pixels.reshape(-1, 1, 8, 8) * (255 / 16)).round().astype(np.uint8)
-    else:
-        (images, labels), _ = read_parts(dataset, data_dir)
-    features = images.reshape(len(images), -1).astype(np.float32) / 255
-    return Rows(dataset, features, labels.astype(np.int64), [str(c) for c in range(labels.max() + 1)], [], images)
+    entry = DATASETS[dataset]
+    values, labels = entry.published() if entry.published else read_parts(dataset, data_dir)[0]
+    classes = [str(number) for number in range(entry.num_classes)]
+    if values.ndim == 4:
+        features = values.reshape(len(values), -1).astype(np.float32) / 255
+        return Rows(dataset, features, labels.astype(np.int64), classes, [], values)
+    columns = [f"feature {number}" for number in range(1, 1 + values.shape[1])]
+    return Rows(dataset, values, labels.astype(np.int64), classes, columns)
 
 
 def classifier(rows: int) -> BiTemperedMLPClassifier:
@@ -75,7 +79,7 @@ def classifier(rows: int) -> BiTemperedMLPClassifier:
 def run(
     rows: Rows, *, repeats: int = 1, score: str = SCORES[0], progress: Callable[[int, int, str], None] | None = None
 ) -> Audited:
-    """Audit the labels of some rows by `repeats` times 5 folds, or fewer where a class has fewer rows."""
+    """Audit labels by `repeats` x 5-fold cross-validation, with fewer folds if a class has fewer rows."""
     counts = np.bincount(rows.labels, minlength=len(rows.classes))
     if len(rows.classes) < 2:
         raise DataError(f"{rows.name} must hold at least two classes, got {len(rows.classes)}")
@@ -98,15 +102,13 @@ def run(
         classes, given, probs = out_of_fold(estimator, rows.features, rows.labels, cv, tell)
     found = label_issues(given, probs, score=score)
     names = np.array(rows.classes)[classes]
-    named = Audit(
-        names[given], found.scores, names[found.suggested], found.order, found.confusion, found.noise_rate, names
-    )
+    named = replace(found, labels=names[given], suggested=names[found.suggested], classes=names)
     again = f", {repeats} times over" if repeats > 1 else ""
-    how = (
+    method = (
         f"Each label was judged by a network that was trained on other rows ({folds} folds{again}) with the "
         f"bi-tempered loss and its default schedule. The score is {IN_WORDS[score]}."
     )
-    return Audited(rows, named, how)
+    return Audited(rows, named, method)
 
 
 def pages(audited: Audited, label_column: str) -> Pages:

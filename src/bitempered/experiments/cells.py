@@ -12,7 +12,7 @@ import numpy as np
 from bitempered import noise
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.data import Dataset, HumanLabels, Split, fingerprint, weak_labels
-from bitempered.experiments.datasets import DATASETS, check, is_table, read
+from bitempered.experiments.datasets import DATASETS, LABEL_COLUMN, check_dataset, is_table, read
 from bitempered.experiments.files import read_rows, value
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
@@ -28,17 +28,17 @@ __all__ = [
     "Cell",
     "Comparison",
     "Stages",
+    "comparison_of",
+    "confused_classes",
     "corrupt",
     "curves_of",
-    "mistaken",
     "read_data",
-    "recipe_of",
     "run",
 ]
 
 NOT_FINITE = "the training loss is not finite"
 NOISE = ("symmetric", "symmetric-all", "pair-flip", "class-dependent", "weak-model", "human")
-# Those that differ among the runs of one comparison, and those that do not.
+# Keys that vary within a comparison, and keys that are fixed.
 VARYING = ("noise", "loss", "numbers", "schedule", "rescale", "smoothing", "learning_rate", "seed")
 FIXED = (
     "dataset",
@@ -79,13 +79,13 @@ class Comparison:
     cells: tuple[Cell, ...]
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     noise_model: str = "symmetric"
-    label_column: str = "label"
+    label_column: str = LABEL_COLUMN
     rows: int | None = None  # use only this many of each part, the first ones
     test_file: str | None = None
     clean_rows: int | None = None  # validate on this many rows with clean labels, instead of all with noisy ones
 
     def __post_init__(self) -> None:
-        check(self.dataset)
+        check_dataset(self.dataset)
         if self.test_file is not None and not is_table(self.dataset):
             raise ValueError(f"{self.dataset} has test rows of its own; --test is for a .csv or .parquet file")
         if self.test_file is not None and not is_table(self.test_file):
@@ -128,17 +128,22 @@ class Comparison:
         return len(self.seeds) * self.epochs(data) * len(self.cells)
 
 
-def recipe_of(rows: list[Row]) -> Comparison:
+def comparison_of(rows: list[Row]) -> Comparison:
     """Return the comparison that rows belong to."""
     first = rows[0]
-    found = dict.fromkeys(Cell.of(row) for row in rows)
+    cells = dict.fromkeys(Cell.of(row) for row in rows)
     values = {field.name: value(first, field.name) for field in fields(Training)}
     return Comparison(
-        first["dataset"], Training(**values | {"stairs": tuple(first["stairs"])}),
-        tuple(sorted(found, key=lambda cell: cell.noise)), tuple(sorted({row["seed"] for row in rows})),
-        first["noise_model"], first.get("label_column", "label"), first["rows"], first.get("test_file"),
-        first.get("clean_rows"),
-    )  # fmt: skip
+        first["dataset"],
+        Training(**values | {"stairs": tuple(first["stairs"])}),
+        tuple(sorted(cells, key=lambda cell: cell.noise)),
+        tuple(sorted({row["seed"] for row in rows})),
+        noise_model=first["noise_model"],
+        label_column=first.get("label_column", LABEL_COLUMN),
+        rows=first["rows"],
+        test_file=first.get("test_file"),
+        clean_rows=first.get("clean_rows"),
+    )
 
 
 def curves_of(folder: Path, rows: list[Row]) -> list[Row]:
@@ -151,15 +156,15 @@ def curves_of(folder: Path, rows: list[Row]) -> list[Row]:
     return [kept[key(row)] for row in rows if key(row) in kept]
 
 
-def read_data(recipe: Comparison, data_dir: Path | None) -> Dataset:
+def read_data(comparison: Comparison, data_dir: Path | None) -> Dataset:
     """Read the data of a comparison; raise a DataError if its network does not take rows like these."""
-    data = read(recipe.dataset, data_dir, recipe.label_column, recipe.test_file)
-    takes, shape = NETWORKS[recipe.training.network].image, data.rest[0].shape[1:]
+    data = read(comparison.dataset, data_dir, comparison.label_column, comparison.test_file)
+    takes, shape = NETWORKS[comparison.training.network].image, data.rest[0].shape[1:]
     if takes is not None and takes != shape:
         fitting = [name for name, other in NETWORKS.items() if other.image in (None, shape)]
         raise DataError(
-            f"{recipe.training.network} takes images of shape {takes}, and the rows of {recipe.dataset} have shape"
-            f" {shape}; choose from: {', '.join(fitting)}"
+            f"{comparison.training.network} takes images of shape {takes}, and the rows of {comparison.dataset} have "
+            f"shape {shape}; choose from: {', '.join(fitting)}"
         )
     return data
 
@@ -175,18 +180,18 @@ class Stages:
     data_dir: Path | None
     done: int = 0
 
-    def run(self, recipe: Comparison, folder: Path, name: str, what: str = "") -> list[Row]:
+    def run(self, comparison: Comparison, folder: Path, name: str, what: str = "") -> list[Row]:
         """Run a comparison, see `run`; `what` is its purpose, shown before its progress."""
-        before, self.done = self.done, self.done + recipe.work(self.data)
+        before, self.done = self.done, self.done + comparison.work(self.data)
 
         def tell(done: int, of: int, text: str) -> None:
-            self.progress(before + done * len(recipe.cells), self.work, f"{what}{text}")
+            self.progress(before + done * len(comparison.cells), self.work, f"{what}{text}")
 
-        return run(recipe, folder, tell, name=name, device=self.device, data_dir=self.data_dir, data=self.data)
+        return run(comparison, folder, tell, name=name, device=self.device, data_dir=self.data_dir, data=self.data)
 
 
 def run(
-    recipe: Comparison,
+    comparison: Comparison,
     folder: Path,
     progress: Progress,
     *,
@@ -200,50 +205,50 @@ def run(
     All cells of a seed train together. `runs.make` describes the folder; its rows are in `name`.jsonl. `data` is what
     `read_data` returns, if it has been read.
     """
-    data = data or read_data(recipe, data_dir)
-    epochs = recipe.epochs(data)
+    data = data or read_data(comparison, data_dir)
+    epochs = comparison.epochs(data)
 
     def job(seed: int) -> Job:
-        split, members, runs = prepare(recipe, data, seed, data_dir)
+        split, members, runs = prepare(comparison, data, seed, data_dir)
 
         def train_cells(places: list[int], checkpoints: list[Checkpoint], tell: Tell) -> tuple[list[Row], list[Row]]:
-            return run_seed(recipe, split, [members[i] for i in places], seed, tell, device, checkpoints[0])
+            return run_seed(comparison, split, [members[i] for i in places], seed, tell, device, checkpoints[0])
 
         return Job(f"seed{seed}", runs, train_cells, epochs)
 
     # Layers this small gain nothing from a second thread (and lose much if cores are shared).
-    with one_thread(device == "cpu" and NETWORKS[recipe.training.network].flat):
-        return make([partial(job, seed) for seed in recipe.seeds], folder, name, progress, device=device)
+    with one_thread(device == "cpu" and NETWORKS[comparison.training.network].flat):
+        return make([partial(job, seed) for seed in comparison.seeds], folder, name, progress, device=device)
 
 
 def prepare(
-    recipe: Comparison, data: Dataset, seed: int, data_dir: Path | None
+    comparison: Comparison, data: Dataset, seed: int, data_dir: Path | None
 ) -> tuple[Split, list[Member], list[Row]]:
     """Return the split of one seed, and for each cell the member of the fleet and its identity."""
-    split, rows = data.split(seed), slice(recipe.rows)
-    levels = dict.fromkeys(cell.noise for cell in recipe.cells)
-    noisy = {level: corrupt(recipe, split, level, seed, data_dir) for level in levels}
+    split, rows = data.split(seed), slice(comparison.rows)
+    levels = dict.fromkeys(cell.noise for cell in comparison.cells)
+    noisy = {level: corrupt(comparison, split, level, seed, data_dir) for level in levels}
     train_part, validation_part, test = ((x[rows], y[rows]) for x, y in (split.train, split.validation, split.test))
-    if recipe.clean_rows is not None:
-        if recipe.clean_rows > len(validation_part[1]):
+    if comparison.clean_rows is not None:
+        if comparison.clean_rows > len(validation_part[1]):
             raise DataError(
-                f"{data.name} has {len(validation_part[1])} validation rows, not {recipe.clean_rows} clean ones"
+                f"{data.name} has {len(validation_part[1])} validation rows, not {comparison.clean_rows} clean ones"
             )
-        validation_part = (validation_part[0][: recipe.clean_rows], validation_part[1][: recipe.clean_rows])
+        validation_part = (validation_part[0][: comparison.clean_rows], validation_part[1][: comparison.clean_rows])
     members, runs = [], []
-    for cell in recipe.cells:
+    for cell in comparison.cells:
         train, validation = (labels[rows] for labels in noisy[cell.noise])
-        if recipe.clean_rows is not None:
+        if comparison.clean_rows is not None:
             validation = validation_part[1]
         members.append(Member(cell.loss, cell.rate, train, validation))
         # The hash of the data set, then that of this run's labels.
         seen = f"{data.digest}-{fingerprint(train, validation)}"
-        runs.append(identity(recipe.setting(cell, seed), seen))
+        runs.append(identity(comparison.setting(cell, seed), seen))
     return Split(train_part, validation_part, test, split.num_classes, names=split.names), members, runs
 
 
 def run_seed(
-    recipe: Comparison,
+    comparison: Comparison,
     split: Split,
     members: list[Member],
     seed: int,
@@ -256,7 +261,9 @@ def run_seed(
     def on_epoch(epoch: int, metrics: Row) -> None:
         tell(epoch, f"seed {seed}: epoch {epoch}, validation accuracy {sum(metrics['validation']) / len(members):.1%}")
 
-    metrics = train(recipe.training, members, split, seed=seed, device=device, on_epoch=on_epoch, checkpoint=checkpoint)
+    metrics = train(
+        comparison.training, members, split, seed=seed, device=device, on_epoch=on_epoch, checkpoint=checkpoint
+    )
     last, results, curves = metrics[-1], [], []
     for place in range(len(members)):
         # The first epoch with the highest accuracy on noisy validation labels; test rows are not used.
@@ -281,35 +288,35 @@ def problem(last: Row, place: int) -> str | None:
 
 
 def corrupt(
-    recipe: Comparison, split: Split, level: float, seed: int, data_dir: Path | None = None
+    comparison: Comparison, split: Split, level: float, seed: int, data_dir: Path | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the labels for training and validation, with noise of a level."""
     rng, classes, labels = np.random.default_rng(seed), split.num_classes, (split.train[1], split.validation[1])
-    if recipe.noise_model == "human":
-        assert recipe.human_labels is not None
-        return read_human_labels(recipe.human_labels, split, data_dir)
-    if recipe.noise_model == "weak-model":
+    if comparison.noise_model == "human":
+        assert comparison.human_labels is not None
+        return read_human_labels(comparison.human_labels, split, data_dir)
+    if comparison.noise_model == "weak-model":
         return weak_labels(split, level, rng)
-    if recipe.noise_model == "class-dependent":
-        mapping = mistaken(recipe.dataset, classes)
+    if comparison.noise_model == "class-dependent":
+        mapping = confused_classes(comparison.dataset, classes)
         noisy = [noise.asymmetric(part, level, rng=rng, mapping=mapping) for part in labels]
-    elif recipe.noise_model == "pair-flip":
+    elif comparison.noise_model == "pair-flip":
         noisy = [noise.pair_flip(part, level, rng=rng, num_classes=classes) for part in labels]
     else:
-        including_self = recipe.noise_model == "symmetric-all"
+        including_self = comparison.noise_model == "symmetric-all"
         noisy = [
             noise.symmetric(part, level, rng=rng, num_classes=classes, including_self=including_self) for part in labels
         ]
     return noisy[0], noisy[1]
 
 
-def mistaken(dataset: str, classes: int) -> Mapping[int, int]:
+def confused_classes(dataset: str, classes: int) -> Mapping[int, int]:
     """Return which classes are mistaken for which others in class-dependent noise, the same for every seed.
 
-    Where it is not known, half of the classes are, rounded up: a random order of all classes begins with them, and each
-    is mistaken for the next.
+    If the data set does not say: half of the classes, rounded up, the first of a random order, each mistaken for the
+    next.
 
-    >>> mistaken("digits", 10), mistaken("table.csv", 2)
+    >>> confused_classes("digits", 10), confused_classes("table.csv", 2)
     ({7: 1, 2: 7, 5: 6, 6: 5, 3: 8}, {0: 1})
     """
     known = DATASETS[dataset].mistaken if dataset in DATASETS else None

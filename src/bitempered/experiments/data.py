@@ -110,7 +110,7 @@ class HumanLabels:
     file: str  # in the data folder, or in its subfolder
     subfolder: str
     num_classes: int
-    wrong: float  # the fraction of them
+    wrong: float  # fraction that is wrong
 
     def path(self, data_dir: Path | None) -> Path:
         if data_dir is None:
@@ -119,7 +119,7 @@ class HumanLabels:
         return next((path for path in paths if path.exists()), paths[0])
 
     def read(self, labels: np.ndarray, data_dir: Path | None) -> np.ndarray:
-        """Return them for all training rows in published order, whose own labels are `labels`."""
+        """Human labels of all training rows in published order; `labels` are the true ones."""
         try:
             return noise.from_file(labels, self.path(data_dir), num_classes=self.num_classes)
         except (OSError, ValueError) as error:

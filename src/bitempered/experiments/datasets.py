@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,9 @@ from bitempered.experiments.train import Training
 __all__ = [
     "CIFAR100N",
     "DATASETS",
+    "LABEL_COLUMN",
     "DatasetEntry",
-    "check",
+    "check_dataset",
     "default_training",
     "is_table",
     "read",
@@ -47,6 +49,7 @@ class DatasetEntry:
     human_labels: HumanLabels | None = None
     standardise: bool = False  # every column, by the training rows
     mistaken: Mapping[int, int] | None = None  # what some classes are often mistaken for, if that is known
+    published: Callable[[], Part] | None = None  # all rows in their published order, if `read` has another
 
 
 def read_digits(paths: list[Path]) -> Parts:
@@ -54,6 +57,12 @@ def read_digits(paths: list[Path]) -> Parts:
     pixels, labels = load_digits(return_X_y=True)
     # Pixels are counts from 0 to 16.
     return divide("digits", (pixels / 16).astype(np.float32), labels.astype(np.int64), 797, 2019)
+
+
+def digit_images() -> Part:
+    """Return the same digits as images of bytes."""
+    pixels, labels = load_digits(return_X_y=True)
+    return (pixels.reshape(-1, 1, 8, 8) * (255 / 16)).round().astype(np.uint8), labels.astype(np.int64)
 
 
 def read_breast_cancer(paths: list[Path]) -> Parts:
@@ -92,7 +101,7 @@ CIFAR100N = HumanLabels("cifar100n.npz", "cifar-100n", 100, wrong=0.402)
 DATASETS = {
     "digits": DatasetEntry(
         None, read_digits, 10, Training("mlp", "adam", epochs=150, batch_size=125), validation_rows=500,
-        mistaken=DIGITS,
+        mistaken=DIGITS, published=digit_images,
     ),
     "mnist": DatasetEntry(
         MNIST, read_mnist, 10, Training("mnist_cnn", "adadelta", epochs=500), mistaken=DIGITS
@@ -108,17 +117,19 @@ DATASETS = {
     ),
     "breast-cancer": DatasetEntry(
         None, read_breast_cancer, 2, Training("mlp", "adam", epochs=100, batch_size=32), validation_rows=100,
-        standardise=True,
+        standardise=True, published=partial(load_breast_cancer, return_X_y=True),
     ),
     "wine": DatasetEntry(
-        None, read_wine, 3, Training("mlp", "adam", epochs=200, batch_size=32), validation_rows=40, standardise=True
+        None, read_wine, 3, Training("mlp", "adam", epochs=200, batch_size=32), validation_rows=40, standardise=True,
+        published=partial(load_wine, return_X_y=True),
     ),
 }  # fmt: skip
 TABLES = (".csv", ".parquet")
+LABEL_COLUMN = "label"  # of a table, unless another is named
 TABLE_TRAINING = Training("mlp", "adam", epochs=100)
 
 
-def check(name: str) -> None:
+def check_dataset(name: str) -> None:
     """Raise a ValueError that lists the data sets if `name` is neither one of them nor a table's file."""
     if name not in DATASETS and not is_table(name):
         known = [*DATASETS, "a path that ends in .csv or .parquet"]
@@ -133,14 +144,16 @@ def default_training(name: str) -> Training:
     return DATASETS[name].training if name in DATASETS else TABLE_TRAINING
 
 
-def read(name: str, data_dir: Path | None = None, label_column: str = "label", test_file: str | None = None) -> Dataset:
+def read(
+    name: str, data_dir: Path | None = None, label_column: str = LABEL_COLUMN, test_file: str | None = None
+) -> Dataset:
     """Read a data set by name, or a table by its path.
 
     Files are read from `data_dir`, or else downloaded once. Images stay uint8, a quarter of the size of float32, and
     are scaled where they are used. A CSV or Parquet file gives a fifth of its rows each to test and validation; its
     columns are standardised. With a `test_file`, a table with the same columns, all test rows come from there.
     """
-    check(name)
+    check_dataset(name)
     if name in DATASETS:
         entry = DATASETS[name]
         parts = read_parts(name, data_dir)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "ADDED",
+    "DEFAULTS_OF_OLD_ROWS",
     "BadRows",
     "Row",
     "append_rows",
@@ -27,12 +27,19 @@ __all__ = [
 WAIT_SECONDS = 0.05  # between two looks at a lock
 Row = dict[str, Any]  # one result, with everything it depends on
 # What rows without these names were made with.
-ADDED: Row = {"schedule": None, "rescale": False, "smoothing": 0.0, "test_file": None, "clip": None, "clean_rows": None}
+DEFAULTS_OF_OLD_ROWS: Row = {
+    "schedule": None,
+    "rescale": False,
+    "smoothing": 0.0,
+    "test_file": None,
+    "clip": None,
+    "clean_rows": None,
+}
 
 
 def value(row: Row, name: str) -> Any:
     """Return a value of a row, or what a row without that name was made with."""
-    return row.get(name, ADDED.get(name))
+    return row.get(name, DEFAULTS_OF_OLD_ROWS.get(name))
 
 
 class BadRows(Exception):
@@ -97,12 +104,12 @@ def lock(folder: Path, name: str, on_wait: Callable[[], object] | None) -> Itera
 
 def stopped(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder and below it that no process is using."""
-    found = []
+    unused = []
     for path in sorted(folder.glob("**/*.checkpoint")):
         with lock(path.parent, path.name.rpartition("-")[0], None) as held:
             if held:
-                found.append(path)
-    return found
+                unused.append(path)
+    return unused
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:

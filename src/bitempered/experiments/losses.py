@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from bitempered.experiments.files import Row, value
 from bitempered.schedules import anneal
 from bitempered.torch import baselines, bi_tempered_logistic_loss
 
-__all__ = ["LOSSES", "Loss"]
+__all__ = ["LOSSES", "Loss", "LossSettings"]
 
 # The function of each loss, and the names of its numbers.
 LOSSES: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
@@ -150,3 +151,26 @@ class Loss:
 
 
 _made = cache(Loss)  # a loss evaluates itself when it is made, and there are many rows
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """A loss with its learning rate and weight decay."""
+
+    loss: Loss
+    rate: float
+    decay: float
+
+    @classmethod
+    def of(cls, settings: dict[str, Any], epochs: int) -> "LossSettings":
+        """Round the settings of a search to the printed digits, so that what is printed is what was trained."""
+        smoothing = round(settings["smoothing"], 3)
+        if "t1" in settings:
+            schedule = settings["schedule"]
+            if schedule is not None:
+                schedule = tuple(round(fraction * epochs, 1) for fraction in schedule)
+            numbers = (round(settings["t1"], 3), round(settings["t2"], 3))
+            loss = Loss("bi-tempered", numbers, schedule, smoothing=smoothing)
+        else:
+            loss = Loss("logistic", smoothing=smoothing)
+        return cls(loss, float(f"{settings['rate']:.3g}"), float(f"{settings['decay']:.2g}"))

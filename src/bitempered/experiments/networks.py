@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 __all__ = [
-    "MODULES",
     "NETWORKS",
+    "SINGLE_NETWORKS",
     "Architecture",
     "HardtMa",
     "Illustration",
@@ -415,5 +415,5 @@ def resnet34(classes: int, seed: int, width: int = 64) -> nn.Module:
     return network
 
 
-# Those that train one by one, see `streams`: made for a number of classes, a seed and a width.
-MODULES: dict[str, Callable[[int, int, int], nn.Module]] = {"resnet34": resnet34, "resnet56-hardt-ma": HardtMa}
+# Networks that train one at a time (`streams`): called with classes, seed, width.
+SINGLE_NETWORKS: dict[str, Callable[[int, int, int], nn.Module]] = {"resnet34": resnet34, "resnet56-hardt-ma": HardtMa}

@@ -20,27 +20,35 @@ from bitempered.experiments.files import Row, read_rows, value, write_atomically
 
 __all__ = [
     "COLOURS",
+    "MOMENTS",
     "Pages",
     "draw_curves",
     "first_table",
     "grid",
     "is_trial",
+    "last_and_chosen",
     "looks",
     "made_by",
+    "made_by_commits",
     "made_with",
     "maker",
     "measure_or_render",
     "newest",
+    "one_or_many",
     "png",
     "rich_table",
+    "seeds_by_level",
     "seeds_in_words",
     "spread",
     "table_csv",
     "titled",
+    "training_in_words",
     "write",
 ]
 
 Pages = dict[str, bytes]  # contents by the name of the file
+# The epochs whose accuracy is shown: the column of a row, and its name.
+MOMENTS = {"test_last": "last epoch", "test_chosen": "chosen epoch"}
 # A loss has one colour in all figures. If one has it twice, the second line is broken.
 COLOURS = {
     "logistic": "tab:orange", "bi-tempered": "tab:blue", "gce": "tab:green", "sce": "tab:red", "mae": "tab:brown",
@@ -95,6 +103,60 @@ def seeds_in_words(rows: list[Row]) -> str:
     return f"{count} seed{'s' if count > 1 else ''}"
 
 
+def one_or_many(count: int, many: str) -> str:
+    """Return "one seed", or `many` with their number."""
+    return "one seed" if count == 1 else many.format(count)
+
+
+def seeds_by_level(rows: list[Row], many: str) -> str:
+    """Say how many seeds each noise level has, by `one_or_many`.
+
+    >>> seeds_by_level([{"noise": 0.0, "seed": 0}, {"noise": 0.4, "seed": 0}, {"noise": 0.4, "seed": 1}], "{} seeds")
+    'one seed; at 40% 2 seeds'
+    """
+    levels: dict[int, list[str]] = {}  # by number of seeds
+    for level in sorted({row["noise"] for row in rows}):
+        levels.setdefault(len({row["seed"] for row in rows if row["noise"] == level}), []).append(f"{level:.0%}")
+    texts: list[str] = []
+    for count in sorted(levels):
+        text = one_or_many(count, many)
+        texts.append(f"at {', '.join(levels[count])} {text}" if texts else text)
+    return "; ".join(texts)
+
+
+def last_and_chosen(rows: list[Row], *, deviations: bool) -> str:
+    """Return the accuracy at the last and at the chosen epoch, with or without standard deviations.
+
+    >>> rows = [{"test_last": 0.5, "test_chosen": 0.6}, {"test_last": 0.7, "test_chosen": 0.6}]
+    >>> last_and_chosen(rows, deviations=True), last_and_chosen(rows, deviations=False)
+    ('60.0 ± 14.1 / 60.0 ± 0.0', '60.0 / 60.0')
+    """
+    texts = [spread([row[column] for row in rows], 1) for column in MOMENTS]
+    return " / ".join(text if deviations else text.partition(" ±")[0] for text in texts)
+
+
+def training_in_words(groups: Iterable[list[Row]]) -> str:
+    """Say how long the rows of each data set were trained, and on how many rows."""
+    return "; ".join(
+        f"{rows[0]['dataset']}: {rows[0]['epochs']} epochs in batches of {rows[0]['batch_size']}"
+        + (f", {rows[0]['rows']:,} training rows" if rows[0]["rows"] else "")
+        for rows in groups
+    )
+
+
+def made_by_commits(rows: list[Row]) -> str:
+    """Say which commits made rows, on what and until when; one clause for each machine."""
+    machines: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        machines.setdefault((row["bitempered"], row["torch"], row["device"]), []).append(row)
+    clauses = []
+    for made in machines.values():
+        commits = sorted({row["commit"] for row in made})
+        text = maker(made[0], f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}")
+        clauses.append(f"{text}, {max(row['date'] for row in made)}")
+    return ". ".join(clauses)
+
+
 def is_trial(rows: list[Row]) -> bool:
     """Whether rows are of a quick run, which shows that everything works and no effect."""
     return all(row["epochs"] <= TRIAL for row in rows)
@@ -140,12 +202,12 @@ def made_by(row: Row, between: str = " ") -> str:
 
 
 def maker(row: Row, commits: str) -> str:
-    """Say which code made a row and others of these commits, and on what."""
+    """Describe the code and machine behind rows made at these commits."""
     return f"Made by bitempered {row['bitempered']} ({commits}) with torch {row['torch']} on {row['device']}"
 
 
 def made_with(row: Row, names: Iterable[str]) -> str:
-    """List versions and other origins that a row has, by their names, and its date."""
+    """List the versions that a row records, and its date."""
     return ", ".join([*(f"{name} {row[name]}" for name in names if name in row), row["date"]])
 
 
@@ -188,7 +250,7 @@ def png(figure: Figure) -> bytes:
 
 
 def measure_or_render(rows_file: Path, measure: Callable[[], list[Row]], page: Callable[[list[Row]], str]) -> None:
-    """Be the command line of a benchmark: measure, and write rows and page; with --render, only the page."""
+    """Run a benchmark from the command line: write its rows and page, or with --render only the page."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--render", action="store_true", help="write the page from the rows, without measuring")
     if parser.parse_args().render:

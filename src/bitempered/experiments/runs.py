@@ -20,7 +20,7 @@ import torch
 
 from bitempered import __version__
 from bitempered.experiments.checkpoints import Checkpoint
-from bitempered.experiments.files import ADDED, Row, append_rows, lock, read_rows
+from bitempered.experiments.files import DEFAULTS_OF_OLD_ROWS, Row, append_rows, lock, read_rows
 
 __all__ = [
     "RESULTS",
@@ -32,6 +32,7 @@ __all__ = [
     "find",
     "identity",
     "make",
+    "measure_once",
     "one_thread",
     "plain",
     "provenance",
@@ -59,7 +60,7 @@ def plain(settings: Any) -> Row:
 def find(rows: list[Row], wanted: Row) -> Row | None:
     """Return the first row that has every wanted value."""
     for row in rows:
-        known = ADDED | row
+        known = DEFAULTS_OF_OLD_ROWS | row
         if all(name in known and known[name] == wanted[name] for name in wanted):
             return row
     return None
@@ -71,10 +72,10 @@ class Job:
 
     name: str  # of the lock and of the checkpoints
     runs: list[Row]  # the identity of each
-    # Takes the places of the runs to make, their checkpoints, and whom to tell of progress; returns the results to add
-    # to the row of each run, and its metrics by epoch.
+    # Called with the indices of the runs to train, their checkpoints and a progress callback; returns each run's
+    # results and metrics by epoch.
     train: Callable[[list[int], list[Checkpoint], Tell], tuple[list[Row], list[Row]]]
-    work: int  # what `train` tells when it is done, the same for all jobs
+    work: int  # progress value of a finished job, the same for all
     separate: bool = False  # a checkpoint for each run; otherwise one for all
 
     def checkpoints(self, folder: Path, places: Iterable[int]) -> list[Checkpoint]:
@@ -130,9 +131,26 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: P
     return [row for place in range(len(jobs)) for row in done[place]]
 
 
+def measure_once(
+    folder: Path, name: str, run: Row, measure: Callable[[], Row], *, device: str, on_wait: Callable[[], object]
+) -> Row:
+    """Return the row of a run in `name`.jsonl; if there is none, append what `measure` returns.
+
+    One process at a time does so; others call `on_wait` again and again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.jsonl"
+    with lock(folder, name, on_wait):
+        row = find(read_rows(path), run)
+        if row is None:
+            row = {**run, **provenance(device), **measure(), "date": today()}
+            append_rows(path, [row])
+    return row
+
+
 @contextmanager
 def one_thread(wanted: bool = True) -> Iterator[None]:
-    """Compute with one thread, if `wanted`. It adds in one order: the same numbers on any number of cores."""
+    """Use one thread, if `wanted`: sums then do not depend on the number of cores."""
     threads = torch.get_num_threads()
     if wanted:
         torch.set_num_threads(1)
@@ -143,7 +161,7 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
 
 
 def teller(progress: Progress, done: int, jobs: int, work: int) -> Tell:
-    """Return the progress of a job that comes after others: `done` of all `jobs`, with as much work each."""
+    """Progress callback for a job that follows `done` of `jobs` equal jobs."""
     return lambda now, text: progress(done * work + now, jobs * work, text)
 
 
@@ -179,7 +197,7 @@ def commit() -> str:
         # An installed copy may lie inside somebody else's repository: ask whether git tracks it.
         git("ls-files", "--error-unmatch", here.name)
         # Only code counts, not results that are being written.
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*.c", ":/*.toml")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*.c", ":/*.h", ":/*.toml")
         return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -245,7 +245,7 @@ def read_table(path: Path, label_column: str, like: TableRows | None = None) -> 
         )
     given = columns.pop(label_column)
     if not columns or not given:
-        raise DataError(f"{path} must have rows, and a column besides the label {label_column!r}")
+        raise DataError(f"{path} must have rows, and a column other than the label {label_column!r}")
     if like is None:
         labels, classes = number_classes(path, given)
     else:

@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
@@ -22,13 +22,14 @@ from bitempered.experiments.checkpoints import Checkpoint, Due
 from bitempered.experiments.data import divide, fingerprint
 from bitempered.experiments.datasets import CIFAR100N, read_parts
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.networks import MODULES
+from bitempered.experiments.networks import SINGLE_NETWORKS
 from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, plain
 from bitempered.experiments.train import staircase
 
-__all__ = ["Cifar100", "Protocol", "Setting", "run"]
+__all__ = ["PROTOCOL_KEYS", "Cifar100", "Protocol", "Setting", "run"]
 
 CLASSES = 100
+NOISE = ("symmetric", "human")
 MEAN, DEVIATION = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)  # of CIFAR-100's pixels, red, green, blue
 
 
@@ -50,6 +51,10 @@ class Protocol:
     width: int = 64
     measure_every: int = 1  # epochs; the last is always measured
 
+    def __post_init__(self) -> None:
+        if self.noise_model not in NOISE:
+            raise ValueError(f"unknown noise model {self.noise_model!r}; choose from: {', '.join(NOISE)}")
+
     def rate_factor(self, epoch: int) -> float:
         """The factor of the learning rate in an epoch, counted from 0."""
         if self.stairs:
@@ -57,10 +62,16 @@ class Protocol:
         return (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
 
+# The keys of a row that a protocol sets, though a setting may have its own rate and decay.
+PROTOCOL_NAMES = {"name": "protocol", "rate": "learning_rate"}
+PROTOCOL_KEYS = tuple(PROTOCOL_NAMES.get(field.name, field.name) for field in fields(Protocol))
+
+
 @dataclass(frozen=True)
 class Setting:
-    """One run: a loss, its noise and its seed. `held_out` images are not trained on; their noisy labels choose.
+    """One run: a loss, its noise and its seed.
 
+    `held_out` images are not trained on; their noisy labels choose the epoch.
     `rate` and `weight_decay` are the protocol's unless they are given.
     """
 
@@ -179,12 +190,10 @@ class StreamedRun:
 
     def identity(self) -> Row:
         """Return everything that the numbers depend on, by the keys of a row."""
-        protocol = plain(self.protocol)
-        del protocol["rate"]
-        protocol |= {"protocol": protocol.pop("name"), "learning_rate": self.base_rate}
-        protocol["weight_decay"] = self.weight_decay
+        protocol = {PROTOCOL_NAMES.get(name, name): value for name, value in plain(self.protocol).items()}
         setting = {
-            "dataset": "cifar100", **protocol, "noise": self.setting.noise,
+            "dataset": "cifar100", **protocol, "learning_rate": self.base_rate, "weight_decay": self.weight_decay,
+            "noise": self.setting.noise,
             **self.setting.loss.row(), "seed": self.setting.seed, "held_out": self.setting.held_out,
         }  # fmt: skip
         return identity(setting, self.data)
@@ -193,7 +202,7 @@ class StreamedRun:
         """Move everything to the device, continue from any checkpoint, and record a step as a graph."""
         cuda = self.device.type == "cuda"
         layout = torch.channels_last if cuda else torch.contiguous_format
-        self.network = MODULES[self.protocol.network](CLASSES, self.setting.seed, self.protocol.width)
+        self.network = SINGLE_NETWORKS[self.protocol.network](CLASSES, self.setting.seed, self.protocol.width)
         self.network.to(self.device, memory_format=layout)  # type: ignore[call-overload]
         self.forward = torch.compile(self.network) if cuda else self.network
         self.rate = torch.zeros((), device=self.device)

@@ -27,11 +27,11 @@ from bitempered.experiments.checkpoints import Checkpoint, Due
 from bitempered.experiments.data import Split
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
+from bitempered.experiments.optimizers import MOMENTUM, OPTIMIZERS
 
 __all__ = ["Member", "Training", "rate_factors", "staircase", "train"]
 
-OPTIMIZERS = {"adam": 2, "adadelta": 2, "sgd": 1}  # how many numbers each keeps per weight
-SHOWN = 5_000  # training rows whose accuracy is measured after each epoch
+MEASURED_ROWS = 5_000  # training rows whose accuracy is measured after each epoch
 
 WIDTH = 256
 METRICS = ("training_loss", "validation", "test", "clean", "noisy")  # of each member after each epoch
@@ -49,7 +49,7 @@ class Training:
     steps: int | None = None  # the run ends after this many, if its epochs have more
     stairs: tuple[float, ...] = ()  # fractions of the run after which the rate falls to a tenth
     warmup: int = 0  # steps in which the rate rises from 0
-    momentum: float = 0.9
+    momentum: float = MOMENTUM  # of SGD; other optimizers have their own
     weight_decay: float = 0.0
     clip: float | None = None  # largest norm of a member's gradient
     augment: bool = False  # images are mirrored and moved by up to 4 pixels at random
@@ -67,6 +67,10 @@ class Training:
             raise ValueError(f"weight_decay must be a finite number >= 0, got {self.weight_decay}")
         if self.width != WIDTH and not NETWORKS[self.network].has_width:
             raise ValueError(f"{self.network} has a width of its own; leave out the width, got {self.width}")
+        if self.augment and NETWORKS[self.network].flat:
+            raise ValueError(f"augment moves images, and {self.network} takes rows; set augment=False")
+        if self.momentum != MOMENTUM and self.optimizer != "sgd":
+            raise ValueError(f"momentum is for sgd; leave it out for {self.optimizer}, got {self.momentum}")
 
     def length(self, rows: int) -> int:
         """Return the number of epochs for this many training rows; the last may be cut short."""
@@ -147,8 +151,8 @@ class Fleet:
         self.names = list(one)
         # The forward pass reads these: the weights themselves, or their copies in half precision.
         self.leaves = [(w if w.dtype == self.half else w.to(self.half)).detach().requires_grad_() for w in self.weights]
-        slots = OPTIMIZERS[training.optimizer]
-        self.slots = [[torch.zeros_like(w) for w in self.weights] for _ in range(slots)]
+        kept = OPTIMIZERS[training.optimizer].kept
+        self.slots = [[torch.zeros_like(w) for w in self.weights] for _ in range(kept)]
         self.count = torch.zeros((), dtype=torch.int64, device=device)  # of steps, on the device
 
         self.batch = min(training.batch_size, len(self.images))
@@ -202,10 +206,10 @@ class Fleet:
         """Train for one epoch, or for the rest of the run, and measure."""
         steps = min(self.per_epoch, self.steps - self.done)
         # Each epoch has its own seed: a checkpoint need not store random state.
-        order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(self.draw(number, 0)))
+        order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(self.seed_for(number, 0)))
         self.order.copy_(order[: len(self.order)])
         self.position.copy_(torch.arange(self.batch))
-        self.generator.manual_seed(self.draw(number, 1))
+        self.generator.manual_seed(self.seed_for(number, 1))
         self.losses.zero_()
         current = [loss.at(number - 1) for loss in self.groups]
         if current != self.current:
@@ -217,7 +221,7 @@ class Fleet:
         self.done += steps
         return {"epoch": number, "step": self.done, **self.measure(steps)}
 
-    def draw(self, number: int, use: int) -> int:
+    def seed_for(self, number: int, use: int) -> int:
         """A seed for one use in one epoch."""
         return int(np.random.SeedSequence((self.seed, number, use)).generate_state(1)[0])
 
@@ -245,15 +249,15 @@ class Fleet:
     @torch.no_grad()
     def measure(self, steps: int) -> dict[str, Any]:
         validation, test = (self.predict(part) for part in self.others)
-        shown = self.predict(self.images[:SHOWN])
+        shown = self.predict(self.images[:MEASURED_ROWS])
         means = (self.losses / steps).tolist()
         names = None if self.split.names is None else [f"{name:.40}" for name in self.split.names]
         return {
             "training_loss": [round(value, 6) if math.isfinite(value) else None for value in means],
             "validation": fraction(validation == self.validation),
             "test": fraction(test == self.test),
-            "clean": fraction(shown == self.clean[:SHOWN]),
-            "noisy": fraction(shown == self.labels[:, :SHOWN]),
+            "clean": fraction(shown == self.clean[:MEASURED_ROWS]),
+            "noisy": fraction(shown == self.labels[:, :MEASURED_ROWS]),
             "problem": [
                 learning_problem(labels, predicted, self.split.num_classes, names=names)
                 for labels, predicted in zip(self.validation.cpu().numpy(), validation.cpu().numpy(), strict=True)
@@ -348,8 +352,7 @@ def update(
 ) -> None:
     """Change all weights of all members, one rate for each member.
 
-    Adam as published (0.9, 0.999, 1e-8); AdaDelta with TensorFlow's constants (0.95, 1e-8), as in the paper; SGD with
-    heavy-ball momentum. Weight decay is added to the gradient; clipping is by the norm of a member's whole gradient.
+    Weight decay is added to the gradient; clipping is by the norm of a member's whole gradient.
     """
     grads = [g.float() for g in grads]
     if training.weight_decay:
@@ -358,23 +361,9 @@ def update(
         norm = sum(g.flatten(1).square().sum(dim=1) for g in grads).sqrt()  # type: ignore[union-attr]
         factor = training.clip / norm.clamp(min=training.clip)
         grads = [g * along(factor, g) for g in grads]
+    step = OPTIMIZERS[training.optimizer].step
     for i, (w, leaf, g) in enumerate(zip(weights, leaves, grads, strict=True)):
-        if training.optimizer == "sgd":
-            (velocity,) = (slot[i] for slot in slots)
-            new = training.momentum * velocity + g
-            velocity.copy_(new)
-            change = new
-        else:
-            first, second = (slot[i] for slot in slots)
-            if training.optimizer == "adam":
-                m, v = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g * g
-                change = m / (1 - 0.9 ** (count + 1)) / ((v / (1 - 0.999 ** (count + 1))).sqrt() + 1e-8)
-            else:
-                m = 0.95 * first + 0.05 * g * g
-                change = (second + 1e-8).sqrt() / (m + 1e-8).sqrt() * g
-                v = 0.95 * second + 0.05 * change * change
-            first.copy_(m)
-            second.copy_(v)
+        change = step(g, [slot[i] for slot in slots], training.momentum, count)
         new_weight = w - along(rate, w) * change
         w.copy_(new_weight)
         leaf.detach().copy_(new_weight)

@@ -1,16 +1,23 @@
 """The pages of `bitempered tune`: the best recipe, the trials, which settings matter, and where the good ones lie."""
 
 import math
+import shlex
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from bitempered.experiments.cells import Comparison
+from bitempered.experiments.datasets import is_table
+from bitempered.experiments.losses import LossSettings
+from bitempered.experiments.optimizers import OPTIMIZERS
 from bitempered.experiments.report import Pages, grid, png, table_csv
 from bitempered.experiments.runs import Row
+from bitempered.experiments.train import Training
 
-__all__ = ["importances", "pages"]
+__all__ = ["command", "importances", "pages", "python", "title"]
 
 SHOWN = 10  # trials in the table
 PAIRS = (("t1", "t2"), ("rate", "t1"), ("rate", "decay"), ("rate", "smoothing"))
@@ -42,7 +49,7 @@ def rows(study: Any) -> list[Row]:
 
 
 def importances(study: Any) -> dict[str, float]:
-    """Return the part of each setting in the variance of the score, by fANOVA; none if there are too few trials."""
+    """Return each setting's share of the score's variance, by fANOVA; none if there are too few trials."""
     import optuna
 
     with warnings.catch_warnings():
@@ -59,7 +66,7 @@ def importance_figure(parts: dict[str, float]) -> Figure:
     axes = canvas.subplots()
     names = list(parts)[::-1]
     axes.barh(names, [parts[name] for name in names], color="tab:blue")
-    axes.set_xlabel("part in the variance of the score (fANOVA)")
+    axes.set_xlabel("share of the score's variance (fANOVA)")
     axes.grid(alpha=0.3, axis="x")
     return canvas
 
@@ -110,8 +117,8 @@ In Python:
 {python}
 ```
 
-The best {min(SHOWN, len(complete))} trials (all are in tune.csv). A schedule moves the temperatures from (1, 1) from
-`begin` on, for `length`, both fractions of the run:
+The best {min(SHOWN, len(complete))} trials (all are in tune.csv). With a schedule the temperatures leave (1, 1) at
+`begin` and arrive `length` later, both fractions of the run:
 
 {grid(names, lines)}
 
@@ -123,3 +130,50 @@ The best {min(SHOWN, len(complete))} trials (all are in tune.csv). A schedule mo
 
 def cell(value: Any) -> str:
     return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def title(comparison: Comparison, loss: str, clean_file: str | None) -> str:
+    """Say what was searched."""
+    if comparison.clean_rows is not None:
+        scored = f"{comparison.clean_rows} clean labels"
+    else:
+        scored = "validation labels" if clean_file is None else f"the labels in {clean_file}"
+    level = comparison.cells[0].noise
+    noise = f" with {level:.0%} wrong labels" if level else ""
+    return f"The {loss} loss on {comparison.dataset}{noise}, scored by accuracy on {scored}"
+
+
+def command(comparison: Comparison, recipe: LossSettings, data_dir: Path | None) -> str:
+    """Return the command that trains with a recipe and tests it."""
+    options = {
+        "dataset": comparison.dataset, "losses": f"{recipe.loss.text}@{recipe.rate:g}", "weight-decay": recipe.decay,
+        "noise": None if comparison.noise_model == "human" else comparison.cells[0].noise,
+        "noise-model": comparison.noise_model if comparison.noise_model != "symmetric" else None,
+        "network": comparison.training.network, "epochs": comparison.training.epochs,
+        "label-column": comparison.label_column if is_table(comparison.dataset) else None,
+        "data-dir": data_dir,
+    }  # fmt: skip
+    given = [f"--{name} {shlex.quote(f'{value}')}" for name, value in options.items() if value is not None]
+    return "bitempered compare " + " ".join(given)
+
+
+def python(training: Training, recipe: LossSettings) -> str:
+    """Return a recipe as Python, for PyTorch."""
+    loss = recipe.loss
+    smoothing = f"label_smoothing={loss.smoothing:g}" if loss.smoothing else ""
+    optimizer = OPTIMIZERS[training.optimizer].python.format(rate=recipe.rate, momentum=training.momentum)
+    lines, imports, body = [], ["import torch"], []
+    if loss.name == "logistic":
+        lines.append(f"criterion = torch.nn.CrossEntropyLoss({smoothing})")
+    else:
+        imports.append("from bitempered.torch import BiTemperedLogisticLoss")
+        t1, t2 = (f"{number:g}" for number in loss.numbers)
+        lines.append(f"criterion = BiTemperedLogisticLoss({t1}, {t2}{', ' if smoothing else ''}{smoothing})")
+        if loss.schedule is not None:
+            imports.insert(1, "from bitempered.schedules import anneal")
+            begin, finish = (f"{epoch:g}" for epoch in loss.schedule)
+            lines.append(f"temperatures = anneal((1, 1), ({t1}, {t2}), begin={begin}, finish={finish})")
+            body.append("    criterion.t1, criterion.t2 = temperatures(epoch)")
+    lines.append(f"optimizer = torch.optim.{optimizer}, weight_decay={recipe.decay:g})")
+    body.append("    ...  # train with criterion(logits, labels)")
+    return "\n".join([*imports, "", *lines, f"for epoch in range({training.epochs}):", *body])

@@ -55,7 +55,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
     Attributes:
         classes_, coef_, intercept_, n_features_in_, feature_names_in_, n_iter_: as in LogisticRegression. `coef_` is
             (K, features), or (1, features) for two classes: the first has logit 0.
-        t1_, t2_, scale_: the temperatures of the coefficients, which are others than t1 and t2 only if `max_iter` ended
+        t1_, t2_, scale_: the temperatures of the coefficients, which differ from t1 and t2 only if `max_iter` ended
             the fit on the way, and K^(t2_-1) with `rescale`, otherwise 1. `predict_proba` is
             `tempered_softmax(scale_ * logits, t2_)`.
 

@@ -57,8 +57,8 @@ class BiTemperedMLPClassifier(TemperedClassifier):
         classes_, coefs_, intercepts_, n_iter_, n_features_in_, feature_names_in_, validation_scores_: as in
             MLPClassifier.
         loss_curve_: the mean loss of each epoch at that epoch's temperatures, without the penalty.
-        t1_, t2_, scale_: the temperatures of the last epoch (with `early_stopping`, of that of the weights that were
-            kept), and K^(t2_-1) with `rescale`, otherwise 1. `predict_proba` is
+        t1_, t2_, scale_: the temperatures of the last epoch (with `early_stopping`, those of the epoch whose weights
+            were kept), and K^(t2_-1) with `rescale`, otherwise 1. `predict_proba` is
             `tempered_softmax(scale_ * logits, t2_)`.
 
     If the fit is no better than one constant answer, or gives up a class (`bitempered.diagnosis.learning_problem`), a

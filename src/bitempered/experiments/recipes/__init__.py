@@ -3,7 +3,7 @@
 A recipe's module has `plan(what, options)` if it can be reproduced, and `render(path)` if its rows can be rendered.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,8 +93,8 @@ def load(what: str) -> Any:
 
 def plan(what: str, options: Options) -> Plan:
     """Return the plan of a figure or table; a ValueError says which option is wrong."""
-    made: Plan = load(what).plan(what, options)
-    return made
+    planned: Plan = load(what).plan(what, options)
+    return replace(planned, name=f"{planned.name}-quick") if options.quick else planned
 
 
 def folders(root: Path, *kinds: str) -> list[Path]:
@@ -119,6 +119,6 @@ def render(folder: Path) -> "Pages":
         try:
             pages |= load(kind).render(path)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            found = f"{type(error).__name__} {error}"
-            raise BadRows(f"{path} does not hold the rows of a finished {kind}: {found}") from error
+            reason = f"{type(error).__name__} {error}"
+            raise BadRows(f"{path} does not hold the rows of a finished {kind}: {reason}") from error
     return pages

@@ -11,23 +11,23 @@ rates with which a net memorises all wrong labels by the last epoch, and rates w
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from statistics import mean
 
 from bitempered import schedules
 from bitempered.experiments import cells
-from bitempered.experiments.cells import FIXED, VARYING, Cell, Comparison, curves_of, recipe_of
+from bitempered.experiments.cells import FIXED, VARYING, Cell, Comparison, comparison_of, curves_of
 from bitempered.experiments.compare_report import pages
-from bitempered.experiments.datasets import DATASETS, check, default_training, is_table
+from bitempered.experiments.datasets import DATASETS, LABEL_COLUMN, check_dataset, default_training, is_table
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
+from bitempered.experiments.optimizers import OPTIMIZERS
+from bitempered.experiments.recipes.shared import SEARCH_SEED, best
 from bitempered.experiments.report import Pages, newest
 from bitempered.experiments.runs import Progress, Row
 
-__all__ = ["Contender", "Request", "default_recipe", "render", "request", "run"]
+__all__ = ["CompareRequest", "Contender", "default_recipe", "render", "request", "run"]
 
-RATES = {"adam": (1e-4, 5e-4, 2e-3, 1e-2), "adadelta": (0.1, 0.5, 2.0, 10.0), "sgd": (0.01, 0.03, 0.1, 0.3)}
-SEARCH_SEEDS = (100, 101)  # none of those that results use
+SEARCH_SEEDS = (SEARCH_SEED, SEARCH_SEED + 1)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ DEFAULT = tuple(map(Contender.parse, ("logistic", "gce:0.7", "bi-tempered", "bi-
 
 
 @dataclass(frozen=True)
-class Request:
+class CompareRequest:
     """A comparison before the data are read: its default recipe and its rates are still open."""
 
     comparison: Comparison
@@ -88,7 +88,7 @@ def request(
     test_file: str | None = None,
     data_dir: Path | None = None,
     weight_decay: float | None = None,
-) -> Request:
+) -> CompareRequest:
     """Return what to compare; a ValueError says what is wrong with it.
 
     Without levels, a table's labels are left as they are, and other data get 0 and 40 % of wrong labels. One rate is
@@ -96,7 +96,7 @@ def request(
     """
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
-    check(dataset)
+    check_dataset(dataset)
     if label_column is not None and not is_table(dataset):
         raise ValueError(f"--label-column is for a table of your own; {dataset} has labels, so leave it out")
     if data_dir is not None and (is_table(dataset) or DATASETS[dataset].source is None):
@@ -105,9 +105,8 @@ def request(
         raise ValueError("each loss can be named once, or once for each learning rate (as in mae@0.01,mae@0.1)")
     training = default_training(dataset)
     if network is not None:
-        training = replace(training, network=network)
-        if NETWORKS[network].flat:
-            training = replace(training, augment=False)  # it is for images
+        flat = network in NETWORKS and NETWORKS[network].flat
+        training = replace(training, network=network, augment=training.augment and not flat)  # which is for images
     if epochs is not None:
         training = replace(training, epochs=epochs, steps=None)
     if weight_decay is not None:
@@ -118,14 +117,14 @@ def request(
         human = DATASETS[dataset].human_labels if noise_model == "human" and dataset in DATASETS else None
         levels = (0.0,) if is_table(dataset) else (human.wrong,) if human else (0.0, 0.4)
     levels = tuple(sorted({float(level) for level in levels}))  # their order does not matter
-    rates = tuple(sorted(set(RATES[training.optimizer] if rates is None else rates)))
+    rates = tuple(sorted(set(OPTIMIZERS[training.optimizer].rates if rates is None else rates)))
     # All cells that a search may choose, so that every value is checked before the data are read.
     own = tuple(contender.rate for contender in losses if contender.rate is not None)
     possible = tuple(Cell(Loss("logistic"), level, rate) for level, rate in product(levels, rates + own))
     comparison = Comparison(
-        dataset, training, possible, tuple(range(seeds)), noise_model, label_column or "label", test_file=test_file
+        dataset, training, possible, tuple(range(seeds)), noise_model, label_column or LABEL_COLUMN, test_file=test_file
     )
-    return Request(comparison, losses, levels, rates, data_dir)
+    return CompareRequest(comparison, losses, levels, rates, data_dir)
 
 
 def default_recipe(classes: int, epochs: float) -> Loss:
@@ -136,7 +135,7 @@ def default_recipe(classes: int, epochs: float) -> Loss:
 
 
 def run(
-    request: Request, folder: Path, progress: Progress, *, device: str = "cpu"
+    request: CompareRequest, folder: Path, progress: Progress, *, device: str = "cpu"
 ) -> tuple[Comparison, list[Row], list[Row]]:
     """Search and train what `folder` lacks; return the comparison, its rows, and the rows of the search.
 
@@ -158,18 +157,18 @@ def run(
         what = f"rates at {search.cells[0].noise:.0%} noise, " if len(levels) > 1 else "rates, "
         tried += stages.run(search, folder / "search", "search", what)
     chosen = dict.fromkeys(
-        Cell(loss, level, best(tried, loss, level, rates)) for level in levels for loss, rates in entries
+        Cell(loss, level, best_rate(tried, loss, level, rates)) for level in levels for loss, rates in entries
     )
     comparison = replace(open_comparison, cells=tuple(chosen))
     return comparison, stages.run(comparison, folder, "compare"), tried
 
 
-def best(tried: list[Row], loss: Loss, level: float, rates: tuple[float, ...]) -> float:
-    """Return the rate with the highest accuracy on noisy validation labels, of equals the lowest."""
+def best_rate(tried: list[Row], loss: Loss, level: float, rates: tuple[float, ...]) -> float:
+    """Return the rate with the highest accuracy on noisy validation labels; the lowest if tied."""
     if len(rates) == 1:
         return rates[0]
-    found = {rate: [row for row in tried if Cell.of(row) == Cell(loss, level, rate)] for rate in rates}
-    return max(rates, key=lambda rate: mean(row["validation_last"] + row["validation_chosen"] for row in found[rate]))
+    groups = {rate: [row for row in tried if Cell.of(row) == Cell(loss, level, rate)] for rate in rates}
+    return best(groups, "validation_last", "validation_chosen")
 
 
 def render(path: Path) -> Pages:
@@ -178,4 +177,4 @@ def render(path: Path) -> Pages:
     tried = read_rows(path.parent / "search" / "search.jsonl")
     shared = [name for name in FIXED if name in rows[0]]
     tried = newest([row for row in tried if all(row.get(name) == rows[0][name] for name in shared)], VARYING, FIXED)
-    return pages(recipe_of(rows), rows, tried, curves_of(path.parent, rows))
+    return pages(comparison_of(rows), rows, tried, curves_of(path.parent, rows))

@@ -4,7 +4,8 @@ Both losses train at the rate that people already use, SGD's 0.05 and Adam's 0.0
 rates; the one with the best last epoch on noisy validation labels stands beside them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import mean
@@ -12,170 +13,156 @@ from statistics import mean
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from bitempered.experiments import cells
+from bitempered.experiments import cells, report
 from bitempered.experiments.cells import FIXED, VARYING, Cell, Comparison, curves_of
 from bitempered.experiments.datasets import DATASETS
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.compare import default_recipe
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.report import (
-    Pages,
-    draw_curves,
-    grid,
-    looks,
-    made_by,
-    newest,
-    png,
-    rich_table,
-    seeds_in_words,
-    spread,
-    table_csv,
-    titled,
-    write,
-)
+from bitempered.experiments.recipes.shared import ADAM_RATE, LEVELS, DataUse, best, data_dir_of, part_progress
+from bitempered.experiments.report import MOMENTS, Pages
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.train import Training
 
 __all__ = ["plan", "render"]
 
-LEVELS = (0.0, 0.2, 0.4)
-RATES = {"sgd": 0.05, "adam": 1e-3}  # those that both losses train at
+RATES = {"sgd": 0.05, "adam": ADAM_RATE}  # those that both losses train at
 SLOWER = {"sgd": (0.01, 0.003, 0.001), "adam": (3e-4, 1e-4, 3e-5)}  # for cross-entropy alone
-NAMES = {"sgd": "SGD 0.05", "adam": "Adam 0.001"}
+NAMES = {"sgd": "SGD", "adam": "Adam"}
 LOGISTIC = Loss("logistic")
-MOMENTS = ("test_last", "test_chosen")
 HEAD = ["training", "noise", "logistic", "default recipe", "difference", "logistic, best rate"]
 
 
-@dataclass(frozen=True)
-class Data:
-    """A data set, how many of its rows to use, and its training."""
-
-    name: str
-    epochs: int
-    batch_size: int
-    rows: int | None = None
+DATA = (
+    DataUse("digits", Training("mlp", "adam", epochs=150, batch_size=125)),
+    DataUse("mnist", Training("mlp", "adam", epochs=30, batch_size=128), rows=10_000),
+)
 
 
-DATA = (Data("digits", 150, 125), Data("mnist", 30, 128, rows=10_000))
-
-
-def comparison(data: Data, optimizer: str, seeds: int) -> Comparison:
-    training = Training("mlp", optimizer, data.epochs, data.batch_size)
-    rate, ours = RATES[optimizer], default_recipe(DATASETS[data.name].num_classes, data.epochs)
-    found = [
+def comparison(data: DataUse, optimizer: str, seeds: int) -> Comparison:
+    training = replace(data.training, optimizer=optimizer)
+    rate, ours = RATES[optimizer], default_recipe(DATASETS[data.name].num_classes, training.epochs)
+    compared = [
         cell
         for level in LEVELS
         for cell in (
             Cell(ours, level, rate), *(Cell(LOGISTIC, level, other) for other in (rate, *SLOWER[optimizer])),
         )
     ]  # fmt: skip
-    return Comparison(data.name, training, tuple(found), tuple(range(seeds)), rows=data.rows)
+    return Comparison(data.name, training, tuple(compared), tuple(range(seeds)), rows=data.rows)
 
 
 def plan(what: str, options: Options) -> Plan:
     seeds = options.seeds or (1 if options.quick else 5)
-    used = [replace(data, epochs=2, rows=128) for data in DATA[:1]] if options.quick else DATA
+    used = [data.quick(rows=128) for data in DATA[:1]] if options.quick else DATA
     parts = [comparison(data, optimizer, seeds) for data in used for optimizer in RATES]
 
     def make(folder: Path, progress: Progress) -> Table:
         rows: list[Row] = []
         for place, part in enumerate(parts):
-
-            def tell(done: int, of: int, text: str, place: int = place, part: Comparison = part) -> None:
-                progress(place * of + done, len(parts) * of, f"{part.dataset}, {part.training.optimizer}, {text}")
-
-            data_dir = options.data_dir if part.dataset == "mnist" else None
+            tell = part_progress(progress, place, len(parts), f"{part.dataset}, {part.training.optimizer}")
+            data_dir = data_dir_of(part.dataset, options)
             rows += cells.run(part, folder, tell, name=what, device=options.device, data_dir=data_dir)
-        write(folder, render(folder / f"{what}.jsonl"))
-        return rich_table(title(rows), HEAD, lines(split(rows), deviations=False))
+        report.write(folder, render(folder / f"{what}.jsonl"))
+        return report.rich_table(title(rows), HEAD, lines(split(rows), deviations=False))
 
     files = f"{what}.md, {what}.csv, {what}.png, curves.jsonl, {what}.jsonl (delete it to train again)"
-    return Plan(f"{what}{'-quick' if options.quick else ''}", make, files)
+    return Plan(what, make, files)
 
 
 def render(path: Path) -> Pages:
     """Render the table and the figure again from a file of rows."""
     fixed = [name for name in FIXED if name not in ("dataset", "optimizer", "epochs", "batch_size", "rows")]
-    rows = newest(read_rows(path), (*VARYING, "dataset", "optimizer"), fixed)
+    rows = report.newest(read_rows(path), (*VARYING, "dataset", "optimizer"), fixed)
     parts = split(rows)
     return {
-        f"{path.stem}.csv": table_csv(rows),
+        f"{path.stem}.csv": report.table_csv(rows),
         f"{path.stem}.md": markdown(path.stem, parts).encode(),
-        f"{path.stem}.png": png(figure(parts, path.parent)),
+        f"{path.stem}.png": report.png(figure(parts, path.parent)),
     }
 
 
 def split(rows: list[Row]) -> list[list[Row]]:
     """Return the rows of each data set and optimiser, SGD first."""
     rows = sorted(rows, key=lambda row: (row["dataset"], row["optimizer"] == "adam"))
-    return [list(found) for _, found in groupby(rows, key=lambda row: (row["dataset"], row["optimizer"]))]
+    return [list(part) for _, part in groupby(rows, key=lambda row: (row["dataset"], row["optimizer"]))]
 
 
 def contenders(rows: list[Row], level: float) -> dict[str, list[Row]]:
     """Return the rows at a noise level: the logistic loss, the default recipe, the logistic loss at its best rate."""
     here = [row for row in rows if row["noise"] == level]
-    rate = RATES[here[0]["optimizer"]]
     ours = [row for row in here if row["loss"] == "bi-tempered"]
     logistic = {
-        other: [row for row in here if row["loss"] == "logistic" and row["learning_rate"] == other]
-        for other in (rate, *SLOWER[here[0]["optimizer"]])
+        rate: [row for row in here if row["loss"] == "logistic" and row["learning_rate"] == rate]
+        for rate in rates(here)
     }
-    best = max(logistic, key=lambda other: mean(row["validation_last"] for row in logistic[other]))
-    return {"logistic": logistic[rate], "default recipe": ours, "logistic, best rate": logistic[best]}
+    return {
+        "logistic": logistic[ours[0]["learning_rate"]], "default recipe": ours,
+        "logistic, best rate": logistic[best(logistic, "validation_last")],
+    }  # fmt: skip
+
+
+def rates(rows: list[Row]) -> list[float]:
+    """Return the rates of the logistic loss, the highest first."""
+    return sorted({row["learning_rate"] for row in rows if row["loss"] == "logistic"}, reverse=True)
+
+
+def levels(rows: list[Row]) -> list[float]:
+    return sorted({row["noise"] for row in rows})
+
+
+def name_of(rows: list[Row]) -> str:
+    """Name a data set, its optimiser and the rate that both losses train at."""
+    ours = next(row for row in rows if row["loss"] == "bi-tempered")
+    return f"{ours['dataset']}, {NAMES[ours['optimizer']]} {ours['learning_rate']:g}"
 
 
 def lines(parts: list[list[Row]], deviations: bool) -> list[list[str]]:
     """Return the lines under `HEAD`, with or without standard deviations."""
-
-    def accuracies(rows: list[Row]) -> str:
-        means = [f"{100 * mean(row[at] for row in rows):.1f}" for at in MOMENTS]
-        return " / ".join([spread([row[at] for row in rows], 1) for at in MOMENTS] if deviations else means)
-
-    made = []
+    accuracies = partial(report.last_and_chosen, deviations=deviations)
+    table_lines = []
     for rows in parts:
-        for level in LEVELS:
+        for level in levels(rows):
             logistic, ours, best = contenders(rows, level).values()
             gains = [mean(row[at] for row in ours) - mean(row[at] for row in logistic) for at in MOMENTS]
-            made.append(
+            table_lines.append(
                 [
-                    f"{rows[0]['dataset']}, {NAMES[rows[0]['optimizer']]}", f"{level:.0%}", accuracies(logistic),
+                    name_of(rows), f"{level:.0%}", accuracies(logistic),
                     accuracies(ours), " / ".join(f"{100 * gain:+.1f}" for gain in gains),
                     f"{best[0]['learning_rate']:g}: {accuracies(best)}",
                 ]
             )  # fmt: skip
-    return made
+    return table_lines
 
 
 def title(rows: list[Row]) -> str:
     return (
-        titled("The default recipe, with nothing set by hand", rows)
-        + f": accuracy on clean test labels, %, last / chosen epoch, mean over {seeds_in_words(rows)}"
+        report.titled("The default recipe, with nothing set by hand", rows)
+        + f": accuracy on clean test labels, %, last / chosen epoch, mean over {report.seeds_in_words(rows)}"
     )
 
 
 def markdown(name: str, parts: list[list[Row]]) -> str:
     first = parts[0][0]
     (begin, finish), numbers = schedule(parts[0])
-    made = "\n".join(f"{rows[0]['dataset']}: {made_by(rows[0])}." for rows in parts[::2])
-    trained = "; ".join(
-        f"{rows[0]['dataset']}: {rows[0]['epochs']} epochs in batches of {rows[0]['batch_size']}"
-        + (f", {rows[0]['rows']:,} training rows" if rows[0]["rows"] else "")
-        for rows in parts[::2]
-    )
+    makers: dict[str, list[Row]] = {}
+    for row in (row for rows in parts for row in rows):
+        makers.setdefault(f"{row['dataset']}, {row['loss']}", []).append(row)
+    made = "\n".join(f"{name}: {report.made_by_commits(rows)}." for name, rows in makers.items())
     return f"""# {title(parts[0])}
 
-{grid(HEAD, lines(parts, deviations=True), ["---", *["---:"] * 5])}
+{report.grid(HEAD, lines(parts, deviations=True), ["---", *["---:"] * 5])}
 
-After ± stands the sample standard deviation. The chosen epoch is the best on validation labels, which are as noisy as
+± is the sample standard deviation. The chosen epoch is the best on validation labels, which are as noisy as
 the training labels. The default recipe moves the temperatures from (1, 1) to ({numbers[0]:g}, {numbers[1]:g}) between
-{begin:.0%} and {finish:.0%} of the run, at the rate of the logistic loss. It was chosen among some twenty schedules on
-digits and MNIST, split in other ways, by their accuracy on clean labels. The last column is the logistic loss at
-another rate: of {len(SLOWER["sgd"]) + 1}, the one whose last epoch is best on the noisy validation labels.
+{begin:.0%} and {finish:.0%} of the run, at the rate of the logistic loss. It was chosen among some thirty schedules on
+digits and MNIST, split in other ways, by their accuracy on clean labels (the rows of ten are in the repository, in
+results/defaults/search). The last column is the logistic loss at another rate: of {len(rates(parts[0]))}, the one
+whose last epoch is best on the noisy validation labels.
 
 SGD has momentum {first["momentum"]:g}. A perceptron with two hidden layers of {first["width"]} units.
-{trained}.
+{report.training_in_words(parts[::2])}.
 
 {made}
 
@@ -193,17 +180,19 @@ def schedule(rows: list[Row]) -> tuple[tuple[float, float], tuple[float, ...]]:
 def figure(parts: list[list[Row]], folder: Path) -> Figure:
     """Draw accuracy by epoch at the highest noise level, a panel for each data set and optimiser."""
     names = ("logistic", "default recipe", "logistic, best rate")
-    look = dict(zip(names, looks([("logistic", False), ("bi-tempered", True), ("logistic", False)]), strict=True))
+    look = dict(
+        zip(names, report.looks([("logistic", False), ("bi-tempered", True), ("logistic", False)]), strict=True)
+    )
     canvas = Figure(figsize=(9.5, 3.4 * -(-len(parts) // 2)), dpi=150, layout="constrained")
     panels = canvas.subplots(-(-len(parts) // 2), 2, squeeze=False).flat
     for axes, rows in zip(panels, parts, strict=True):
-        for name, found in contenders(rows, LEVELS[-1]).items():
-            label = f"{name}, {found[0]['learning_rate']:g}" if "best" in name else name
-            draw_curves(axes, [curve["test"] for curve in curves_of(folder, found)], look[name], label)
-        axes.set_title(f"{rows[0]['dataset']}, {NAMES[rows[0]['optimizer']]}", fontsize="medium")
+        for name, group in contenders(rows, levels(rows)[-1]).items():
+            label = f"{name}, {group[0]['learning_rate']:g}" if "best" in name else name
+            report.draw_curves(axes, [curve["test"] for curve in curves_of(folder, group)], look[name], label)
+        axes.set_title(name_of(rows), fontsize="medium")
         axes.set_xlabel("epoch")
         axes.set_ylabel("accuracy on clean test labels (%)")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    canvas.suptitle(f"{LEVELS[-1]:.0%} wrong labels: mean and ±1 standard deviation", fontsize="medium")
+    canvas.suptitle(f"{levels(parts[0])[-1]:.0%} wrong labels: mean and ±1 standard deviation", fontsize="medium")
     return canvas

@@ -1,8 +1,10 @@
 """The recipe behind `bitempered reproduce figure2`: a small net, two losses, four kinds of label noise in the plane."""
 
+import io
 import time
+import zipfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -15,11 +17,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bitempered import noise
-from bitempered.experiments.files import Row, read_rows, write_rows
+from bitempered.experiments.data import fingerprint
+from bitempered.experiments.files import BadRows, Row, read_rows, write_atomically, write_rows
 from bitempered.experiments.networks import Illustration
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.report import Pages, first_table, grid, made_by, png, write
-from bitempered.experiments.runs import Progress, one_thread, provenance, today
+from bitempered.experiments.report import Pages, first_table, grid, made_by, one_or_many, png, write
+from bitempered.experiments.runs import Progress, identity, one_thread, plain, provenance, today
 from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 
 __all__ = [
@@ -27,8 +30,8 @@ __all__ = [
     "COLUMNS",
     "OURS",
     "Column",
-    "Illustrated",
-    "Recipe",
+    "Figure2",
+    "Panel",
     "Ring",
     "draw",
     "markdown",
@@ -39,6 +42,8 @@ __all__ = [
 ]
 
 LOSSES = ("logistic", "bi-tempered")
+MEDIAN = "median of {} seeds"
+PROBABILITIES = "figure2.npz"  # those that are drawn
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Figure2:
     """Train the paper's 10-5 net on the ring with both losses, on the same points, wrong labels, weights and steps.
 
     The paper does not state its data, noise or optimiser. OURS we chose by hand, with one learning rate for both
@@ -96,8 +101,11 @@ class Recipe:
         return "figure2.png" if self.settings == "ours" else f"figure2-{self.settings}.png"
 
 
-OURS = Recipe()
-AUTHORS = Recipe("authors", 25, 1000, 190, "adam", None, 0.1, True, (2.8, 4.62, 6.72))
+OURS = Figure2()
+AUTHORS = Figure2(
+    "authors", seeds=25, points=1000, steps=190, optimizer="adam", momentum=None, learning_rate=0.1, relu=True,
+    radii=(2.8, 4.62, 6.72),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,7 @@ def ring(n: int, seed: int, *, disc: float = 1.0, inner: float = 1.0, outer: flo
 
 
 @dataclass(frozen=True)
-class Illustrated:
+class Panel:
     """The contents of a panel, from its median seed: points, their (noisy) labels, and P(class 1) on the grid."""
 
     points: np.ndarray
@@ -140,7 +148,7 @@ class Illustrated:
     probability: np.ndarray
 
 
-Panels = dict[tuple[str, str], Illustrated]  # by loss and noise
+Probabilities = dict[str, np.ndarray]  # on the grid, float16, by `panel_name`
 
 
 def plan(what: str, options: Options) -> Plan:
@@ -150,28 +158,32 @@ def plan(what: str, options: Options) -> Plan:
 
     def make(folder: Path, progress: Progress) -> str:
         folder.mkdir(parents=True, exist_ok=True)  # before the work, so that a bad folder is found at once
-        every: list[Row] = []
-        pages: Pages = {}
+        rows: list[Row] = []
+        shown: Probabilities = {}
         for recipe in recipes:
-            rows, panels = run(recipe, progress)
-            every += rows
-            pages[recipe.file] = png(draw(recipe, rows, panels))
-        write_rows(folder / "figure2.jsonl", every)
-        page = markdown(recipes, every)
-        write(folder, {"figure2.md": page.encode(), **pages})
-        return first_table(page)
+            part, probabilities = run(recipe, progress)
+            rows += part
+            shown |= probabilities
+        content = io.BytesIO()
+        np.savez_compressed(content, **shown)  # type: ignore[arg-type]
+        write_atomically(folder / PROBABILITIES, content.getvalue())
+        write_rows(folder / "figure2.jsonl", rows)
+        pages = render(folder / "figure2.jsonl")
+        write(folder, pages)
+        return first_table(pages["figure2.md"].decode())
 
     pictures = ", ".join(recipe.file for recipe in recipes)
-    return Plan(f"figure2{'-quick' if options.quick else ''}", make, f"{pictures}, figure2.md, figure2.jsonl")
+    files = f"{pictures}, figure2.md, figure2.jsonl, {PROBABILITIES}"
+    return Plan("figure2", make, files)
 
 
-def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
-    """Train every panel; return a row per panel and seed, and what to draw."""
+def run(recipe: Figure2, progress: Progress) -> tuple[list[Row], Probabilities]:
+    """Train every panel; return a row per panel and seed, and the probabilities of the seeds that are drawn."""
     rows: list[Row] = []
-    panels: Panels = {}
+    shown: Probabilities = {}
     with one_thread():
         maker = provenance()
-        setting = {name: value for name, value in asdict(recipe).items() if name != "seeds"}
+        setting = {name: value for name, value in plain(recipe).items() if name != "seeds"}
         for column in COLUMNS:
             drawn = [draw_ring(recipe, seed) for seed in range(recipe.seeds)]
             noisy = [corrupt(drawn[seed], column, seed) for seed in range(recipe.seeds)]
@@ -183,26 +195,38 @@ def run(recipe: Recipe, progress: Progress) -> tuple[list[Row], Panels]:
                 on_step = partial(tell, progress, done, total, name)
                 probability = train(recipe, drawn, noisy, t1, t2, on_step)
                 seconds = (time.perf_counter() - started) / recipe.seeds
-                accuracies = [accuracy(recipe, p) for p in probability]
-                for seed, value in enumerate(accuracies):
-                    rows.append(
-                        {
-                            "noise": column.noise, "rate": column.rate, "pool": column.pool, "loss": loss,
-                            "t1": t1, "t2": t2, "seed": seed, **setting, "accuracy": value,
-                            **maker, "date": today(), "seconds": round(seconds, 3),
-                        }
-                    )  # fmt: skip
-                # The lower median, which is always the value of one seed.
-                shown = accuracies.index(sorted(accuracies)[(len(accuracies) - 1) // 2])
-                panels[loss, column.noise] = Illustrated(drawn[shown].points, noisy[shown], probability[shown])
-    return rows, panels
+                cell = {
+                    "noise": column.noise, "rate": column.rate, "pool": column.pool, "loss": loss, "t1": t1, "t2": t2,
+                    **setting,
+                }  # fmt: skip
+                panel_rows = [
+                    {
+                        **identity({**cell, "seed": seed}, fingerprint(drawn[seed].points, noisy[seed])), **maker,
+                        "accuracy": accuracy(recipe, probability[seed]), "seconds": round(seconds, 3), "date": today(),
+                    }
+                    for seed in range(recipe.seeds)
+                ]  # fmt: skip
+                rows += panel_rows
+                row = median_row(panel_rows)
+                shown[panel_name(row)] = probability[row["seed"]].astype(np.float16)
+    return rows, shown
+
+
+def median_row(rows: list[Row]) -> Row:
+    """Return the row with the lower median of the accuracies, which is always the value of one seed."""
+    return sorted(rows, key=lambda row: row["accuracy"])[(len(rows) - 1) // 2]
+
+
+def panel_name(row: Row) -> str:
+    """Name the probabilities of a row; the hash of its data keeps those of other runs apart."""
+    return f"{row['settings']}-{row['noise']}-{row['loss']}-seed{row['seed']}-{row['data']}"
 
 
 def tell(progress: Progress, done: int, total: int, name: str, step: int) -> None:
     progress(done + step, total, name)
 
 
-def draw_ring(recipe: Recipe, seed: int) -> Ring:
+def draw_ring(recipe: Figure2, seed: int) -> Ring:
     disc, inner, outer = recipe.radii
     return ring(recipe.points, seed, disc=disc, inner=inner, outer=outer)
 
@@ -216,7 +240,7 @@ def corrupt(drawn: Ring, column: Column, seed: int) -> np.ndarray:
 
 
 def train(
-    recipe: Recipe,
+    recipe: Figure2,
     drawn: list[Ring],
     noisy: list[np.ndarray],
     t1: float,
@@ -250,14 +274,14 @@ def train(
     return probability.reshape(len(drawn), recipe.side, recipe.side).numpy()
 
 
-def square(recipe: Recipe) -> np.ndarray:
+def square(recipe: Figure2) -> np.ndarray:
     """Return points (side * side, 2) of the square around the ring, row by row from below."""
     side = np.linspace(-recipe.radii[2], recipe.radii[2], recipe.side)
     x, y = np.meshgrid(side, side)
     return np.stack([x.ravel(), y.ravel()], axis=1).astype(np.float32)
 
 
-def accuracy(recipe: Recipe, probability: np.ndarray) -> float:
+def accuracy(recipe: Figure2, probability: np.ndarray) -> float:
     """Return the fraction of the grid that gets its clean label: 1 on the disc, 0 beyond the ring's inner edge."""
     radius = np.linalg.norm(square(recipe), axis=1).reshape(probability.shape)
     disc, inner, _ = recipe.radii
@@ -273,10 +297,6 @@ def medians(rows: list[Row], column: Column) -> list[float]:
     ]
 
 
-def seeds_in_words(recipe: Recipe) -> str:
-    return "one seed" if recipe.seeds == 1 else f"median of {recipe.seeds} seeds"
-
-
 def describe(column: Column) -> str:
     """Say which labels are wrong."""
     if column.noise in ("none", "random"):
@@ -285,7 +305,7 @@ def describe(column: Column) -> str:
     return f"{column.rate:.0%} of all labels, among the {side} {column.pool:.0%}"
 
 
-def markdown(recipes: list[Recipe], rows: list[Row]) -> str:
+def markdown(recipes: list[Figure2], rows: list[Row]) -> str:
     """Return the accuracies as a Markdown page, a part for each recipe."""
     what = "Figure 2" if all(recipe.seeds > 1 for recipe in recipes) else "A quick trial of figure 2, with one seed"
     text = f"# {what}: accuracy on clean labels over a grid, %\n"
@@ -294,7 +314,7 @@ def markdown(recipes: list[Recipe], rows: list[Row]) -> str:
     return f"{text}\n{made_by(rows[0])}, in {sum(row['seconds'] for row in rows):.0f} s of training.\n"
 
 
-def part(recipe: Recipe, rows: list[Row]) -> str:
+def part(recipe: Figure2, rows: list[Row]) -> str:
     head = ["panel", "wrong labels", "(t1, t2)", "logistic", "bi-tempered", "difference"]
     lines = []
     for column in COLUMNS:
@@ -320,39 +340,53 @@ def part(recipe: Recipe, rows: list[Row]) -> str:
         remark = "Net, data and optimiser of the authors' demonstration; the noise is ours, and nothing was chosen."
     constant = 100 * accuracy(recipe, np.zeros((recipe.side, recipe.side)))
     return (
-        f"## {title}, {seeds_in_words(recipe)}\n\n{table}\n\n"
+        f"## {title}, {one_or_many(recipe.seeds, MEDIAN)}\n\n{table}\n\n"
         f"{recipe.points} points, {recipe.steps} full-batch steps of {steps}. {remark} A net that answers class 0"
         f" everywhere gets {constant:.1f}.\n\n![]({recipe.file})\n"
     )
 
 
 def render(path: Path) -> Pages:
-    """Render the page of a file of rows again. The pictures are not in the rows: `reproduce figure2` draws them."""
-    rows = read_rows(path)
-    recipes = []
-    names = [field.name for field in fields(Recipe) if field.name != "seeds"]
+    """Render the page and the pictures again, from a file of rows and the probabilities beside it."""
+    rows, shown = read_rows(path), read_probabilities(path.with_name(PROBABILITIES))
+    recipes, pictures = [], {}
+    names = [field.name for field in fields(Figure2) if field.name != "seeds"]
     for settings in dict.fromkeys(row["settings"] for row in rows):
-        found = [row for row in rows if row["settings"] == settings]
-        values = {**{name: found[0][name] for name in names}, "radii": tuple(found[0]["radii"])}
-        recipes.append(Recipe(seeds=len({row["seed"] for row in found}), **values))
-    return {"figure2.md": markdown(recipes, rows).encode()}
+        part_rows = [row for row in rows if row["settings"] == settings]
+        values = {**{name: part_rows[0][name] for name in names}, "radii": tuple(part_rows[0]["radii"])}
+        recipe = Figure2(seeds=len({row["seed"] for row in part_rows}), **values)
+        recipes.append(recipe)
+        pictures[recipe.file] = png(draw(recipe, part_rows, shown))
+    return {"figure2.md": markdown(recipes, rows).encode(), **pictures}
 
 
-def draw(recipe: Recipe, rows: list[Row], panels: Panels) -> Figure:
+def read_probabilities(path: Path) -> Probabilities:
+    try:
+        with np.load(path) as kept:
+            return dict(kept)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        reason = f"{path} does not hold the probabilities of figure 2: {error}"
+        raise BadRows(f"{reason}; run bitempered reproduce figure2") from error
+
+
+def draw(recipe: Figure2, rows: list[Row], shown: Probabilities) -> Figure:
     """Draw the paper's figure 2: losses by rows, kinds of noise by columns, the boundary as a white stripe."""
     # The figure object itself, not pyplot: it needs no display and keeps no global state.
     figure = Figure(figsize=(14, 7.6), dpi=150, layout="constrained")
     axes = figure.subplots(2, len(COLUMNS), sharex=True, sharey=True)
     for x, column in enumerate(COLUMNS):
         for y, (loss, value) in enumerate(zip(LOSSES, medians(rows, column), strict=True)):
-            panel(recipe, axes[y, x], panels[loss, column.noise], value)
+            row = median_row([row for row in rows if (row["noise"], row["loss"]) == (column.noise, loss)])
+            drawn = draw_ring(recipe, row["seed"])
+            noisy = corrupt(drawn, replace(column, rate=row["rate"], pool=row["pool"]), row["seed"])
+            draw_panel(recipe, axes[y, x], Panel(drawn.points, noisy, shown[panel_name(row)].astype(float)), value)
         axes[0, x].set_title(column.title)
         axes[1, x].set_title(f"{column.remark}\n(t1, t2) = ({column.t1:.1f}, {column.t2:.1f})", fontsize="medium")
     axes[0, 0].set_ylabel("Logistic", fontsize="x-large")
     axes[1, 0].set_ylabel("Bi-Tempered", fontsize="x-large")
     figure.suptitle(
-        f"Accuracy on clean labels over a grid, {seeds_in_words(recipe)}; points, probability and boundary (white)"
-        + (" of the median seed" if recipe.seeds > 1 else ""),
+        f"Accuracy on clean labels over a grid, {one_or_many(recipe.seeds, MEDIAN)}; "
+        f"points, probability and boundary (white){' of the median seed' if recipe.seeds > 1 else ''}",
         fontsize="medium",
     )
     shade = figure.colorbar(axes[0, 0].images[0], ax=axes, shrink=0.6, ticks=[0, 0.5, 1])
@@ -363,7 +397,7 @@ def draw(recipe: Recipe, rows: list[Row], panels: Panels) -> Figure:
     return figure
 
 
-def panel(recipe: Recipe, axes: Axes, shown: Illustrated, value: float) -> None:
+def draw_panel(recipe: Figure2, axes: Axes, shown: Panel, value: float) -> None:
     disc, inner, edge = recipe.radii
     axes.imshow(
         shown.probability, extent=(-edge, edge, -edge, edge), origin="lower", cmap="bwr", vmin=0, vmax=1, alpha=0.55,

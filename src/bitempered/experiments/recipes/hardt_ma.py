@@ -1,9 +1,9 @@
 """The recipe behind `bitempered reproduce protocol-hardt-ma`: the paper's CIFAR-100, with the net that it names.
 
 Hardt and Ma's net and training are public; the paper changes the loss, and searched rates and temperatures. Here each
-loss gets the same number of settings, tried at 40 % noise with a seed of their own. The best chosen epoch on noisy
-held-out labels takes one of them to every level. Early stopping on noisy labels is, by its authors' word, the paper's
-own way for CIFAR-100.
+loss gets the same number of settings, tried at 40 % noise with a seed of their own. The setting whose chosen epoch
+is best on noisy held-out labels is then used at every level. Early stopping on noisy labels is, according to its
+authors, the paper's own way for CIFAR-100.
 """
 
 from dataclasses import replace
@@ -13,28 +13,28 @@ from rich.table import Table
 
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
+from bitempered.experiments.recipes import protocols
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.recipes.table1 import LEVELS, SEARCH_SEED, TABLE1
-from bitempered.experiments.report import Pages, grid, maker, newest, rich_table, spread, write
+from bitempered.experiments.recipes.shared import SEARCH_SEED, best
+from bitempered.experiments.recipes.table1 import LEVELS, TABLE1
+from bitempered.experiments.report import MOMENTS, Pages, grid, made_by_commits, newest, rich_table, spread, write
 from bitempered.experiments.runs import Progress, Row
-from bitempered.experiments.streams import Cifar100, Protocol, Setting, run
+from bitempered.experiments.streams import PROTOCOL_KEYS, Cifar100, Protocol, Setting, run
 
 __all__ = ["PROTOCOL", "plan", "render"]
 
 PROTOCOL = Protocol(
     "hardt-ma", "symmetric", 171, 1e-4, stairs=(0.5, 5 / 6), rate=0.05, network="resnet56-hardt-ma", measure_every=3
 )
-VARYING = (
-    "noise", "loss", "numbers", "schedule", "rescale", "smoothing", "learning_rate", "weight_decay", "seed", "held_out",
-)  # fmt: skip
-PAPER_S = Loss("bi-tempered", (0.8, 1.2))
+VARYING = (*protocols.VARYING, "learning_rate", "weight_decay")
+PAPER_LOSS = Loss("bi-tempered", (0.8, 1.2))
 FALL = (85, 100)  # the epochs around the first fall of the rate, where memorising begins
 SEARCHED: dict[str, tuple[tuple[Loss, float, float], ...]] = {  # with their learning rate and weight decay
     "logistic": tuple((Loss("logistic"), rate, decay) for decay in (1e-4, 5e-4) for rate in (0.05, 0.1, 0.2)),
     "bi-tempered": (
-        (PAPER_S, 0.1, 1e-4),
-        (PAPER_S, 0.25, 1e-4),
-        (PAPER_S, 0.25, 5e-4),
+        (PAPER_LOSS, 0.1, 1e-4),
+        (PAPER_LOSS, 0.25, 1e-4),
+        (PAPER_LOSS, 0.25, 5e-4),
         (Loss("bi-tempered", (0.9, 1.1)), 0.1, 1e-4),
         (Loss("bi-tempered", (0.2, 1.5), FALL), 0.1, 1e-4),
         (Loss("bi-tempered", (0.2, 1.5), FALL), 0.1, 5e-4),
@@ -42,14 +42,13 @@ SEARCHED: dict[str, tuple[tuple[Loss, float, float], ...]] = {  # with their lea
 }
 SEARCHED_AT, HELD_OUT = 0.4, 5_000
 MORE_SEEDS = {0.4: (1,)}
-MOMENTS = (("test_chosen", "chosen epoch"), ("test_last", "last epoch"))
 
 
 def search() -> tuple[Setting, ...]:
     return tuple(
-        Setting(loss, SEARCHED_AT, SEARCH_SEED, HELD_OUT, rate, decay)
-        for found in SEARCHED.values()
-        for loss, rate, decay in found
+        Setting(loss, SEARCHED_AT, SEARCH_SEED, held_out=HELD_OUT, rate=rate, weight_decay=decay)
+        for candidates in SEARCHED.values()
+        for loss, rate, decay in candidates
     )
 
 
@@ -77,19 +76,22 @@ def plan(what: str, options: Options) -> Plan:
 
 def winners(tried: list[Row]) -> list[Setting]:
     """Return the best setting of each loss on noisy held-out labels."""
-    best = [
-        max((row for row in tried if row["loss"] == name), key=lambda row: row["validation_chosen"])
-        for name in SEARCHED
-    ]
     return [
-        Setting(Loss.of(row), row["noise"], row["seed"], row["held_out"], row["learning_rate"], row["weight_decay"])
-        for row in best
+        best({setting_of(row): [row] for row in tried if row["loss"] == name}, "validation_chosen") for name in SEARCHED
     ]
+
+
+def setting_of(row: Row) -> Setting:
+    return Setting(
+        Loss.of(row), row["noise"], row["seed"], held_out=row["held_out"], rate=row["learning_rate"],
+        weight_decay=row["weight_decay"],
+    )  # fmt: skip
 
 
 def render(path: Path) -> Pages:
     """Render the page of a file of rows again."""
-    return {f"{path.stem}.md": markdown(newest(read_rows(path), VARYING, ())).encode()}
+    fixed = [name for name in PROTOCOL_KEYS if name not in VARYING]
+    return {f"{path.stem}.md": markdown(newest(read_rows(path), VARYING, fixed)).encode()}
 
 
 def title() -> str:
@@ -102,13 +104,13 @@ def head() -> list[str]:
 
 def lines(rows: list[Row]) -> list[list[str]]:
     """Return a line for each loss and moment, and the paper's."""
-    made = []
+    table_lines = []
     for name, paper in TABLE1["cifar100"].paper.items():
-        for column, moment in MOMENTS:
+        for column, moment in reversed(MOMENTS.items()):
             values = ([row[column] for row in rows if (row["loss"], row["noise"]) == (name, at)] for at in LEVELS)
-            made.append([f"{name}, {moment}", *(spread(found, 2) for found in values)])
-        made.append([f"{name}, paper", *(f"{value:.2f}" for value in paper)])
-    return made
+            table_lines.append([f"{name}, {moment}", *(spread(accuracies, 2) for accuracies in values)])
+        table_lines.append([f"{name}, paper", *(f"{value:.2f}" for value in paper)])
+    return table_lines
 
 
 def markdown(rows: list[Row]) -> str:
@@ -122,18 +124,19 @@ def markdown(rows: list[Row]) -> str:
         for row in tried
     ]  # fmt: skip
     names = ["loss", "rate", "weight decay", "noisy labels, chosen epoch", "chosen epoch", "last epoch"]
-    commits = ", ".join(sorted({row["commit"][:12] for row in rows}))
+    first, stairs = rows[0], " and ".join(f"{stair:.0%}" for stair in rows[0]["stairs"])
+    levels = ", ".join(f"{level:.0%}" for level in sorted({row["noise"] for row in tried}))
     return f"""# {title()}
 
 {grid(head(), lines(rest), ["---", *["---:"] * len(LEVELS)])}
 
-{PROTOCOL.epochs} epochs of 45,000 images in batches of {PROTOCOL.batch_size}, momentum {PROTOCOL.momentum:g}; the rate
-falls to a tenth after half of the run and again after five sixths. The chosen epoch is the best of every third on the
-noisy labels of {HELD_OUT:,} images held out.
+{first["epochs"]} epochs in batches of {first["batch_size"]}, momentum {first["momentum"]:g}; the rate falls to a tenth
+after {stairs} of the run. Accuracy is measured every {first["measure_every"]} epochs; the chosen epoch is the best of
+them on the noisy labels of {first["held_out"]:,} images, which are held out.
 
-Tried at {SEARCHED_AT:.0%} noise; the first column of accuracies chose:
+Tried at {levels} noise; the first column of accuracies chose:
 
 {grid(names, searched, ["---", *["---:"] * 5])}
 
-{maker(rows[0], commits)}.
+{made_by_commits(rows)}.
 """

@@ -16,8 +16,10 @@ from bitempered.experiments.datasets import DATASETS
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.recipes.table1 import LEVELS, SEARCH_SEED, TABLE1
+from bitempered.experiments.recipes.shared import SEARCH_SEED, best, nearest
+from bitempered.experiments.recipes.table1 import LEVELS, TABLE1
 from bitempered.experiments.report import (
+    MOMENTS,
     Pages,
     draw_curves,
     grid,
@@ -46,10 +48,10 @@ CONTENDERS: Settings = {
         (Loss("bi-tempered", END, epochs), rate) for epochs in ((2, 8), (5, 15)) for rate in (0.1, 0.3, 1.0)
     ),
 }
-TAKES = {0.0: 0.0, 0.1: 0.2, 0.2: 0.2, 0.3: 0.4, 0.4: 0.4, 0.5: 0.4}  # the searched level whose settings a level takes
+SEARCHED_AT = (0.0, 0.2, 0.4)
+TAKES = {level: nearest(level, SEARCHED_AT) for level in LEVELS}  # the searched level whose settings a level takes
 SHOWN = (0.2, 0.4)  # in the figure
 LOOKS = dict(zip(CONTENDERS, looks([("logistic", False), ("bi-tempered", False), ("bi-tempered", True)]), strict=True))
-MOMENTS = (("test_last", "last epoch"), ("test_chosen", "chosen epoch"))
 TRAINING = DATASETS["mnist"].training
 SEARCH = replace(TRAINING, epochs=240)
 
@@ -78,86 +80,81 @@ def plan(what: str, options: Options) -> Plan:
             for level, part in searches.items()
             for row in stages.run(part, folder / "search", "search", f"search, noise {level:.0%}: ")
         ]
-        cells = [cell for found in chosen(tried, levels).values() for cell in found]
+        cells = [cell for chosen_cells in chosen(tried, levels).values() for cell in chosen_cells]
         rows = stages.run(compare(list(dict.fromkeys(cells)), seeds, False), folder, what)
         write(folder, render(folder / f"{what}.jsonl"))
         return rich_table(title(rows), head(levels), lines(groups(rows, tried)))
 
     files = f"{what}.md, {what}.csv, {what}.png, curves.jsonl, {what}.jsonl (delete it to train again)"
-    return Plan(f"{what}{'-quick' if options.quick else ''}", make, files)
+    return Plan(what, make, files)
 
 
 def settings() -> list[tuple[Loss, float]]:
-    return [setting for found in CONTENDERS.values() for setting in found]
+    return [setting for candidates in CONTENDERS.values() for setting in candidates]
 
 
 def chosen(tried: list[Row], levels: tuple[float, ...]) -> dict[str, list[Cell]]:
     """Return the cells of each contender, one for each level, by the last epoch's accuracy on noisy labels."""
-    found = {}
+    by_contender = {}
     for name, candidates in CONTENDERS.items():
-        best = {}
+        chosen_at = {}
         for at in dict.fromkeys(TAKES[level] for level in levels):
             cells = {Cell(loss, at, rate) for loss, rate in candidates}
-            best[at] = Cell.of(max((row for row in tried if Cell.of(row) in cells), key=last_validation))
-        found[name] = [replace(best[TAKES[level]], noise=level) for level in levels]
-    return found
-
-
-def last_validation(row: Row) -> float:
-    accuracy: float = row["validation_last"]
-    return accuracy
+            chosen_at[at] = best({Cell.of(row): [row] for row in tried if Cell.of(row) in cells}, "validation_last")
+        by_contender[name] = [replace(chosen_at[TAKES[level]], noise=level) for level in levels]
+    return by_contender
 
 
 def render(path: Path) -> Pages:
     """Render the table and the figure again from a file of rows and the search beside it."""
     rows = newest(read_rows(path), VARYING, FIXED)
     tried = newest(read_rows(path.parent / "search" / "search.jsonl"), VARYING, FIXED)
-    found = groups(rows, tried)
+    by_contender = groups(rows, tried)
     return {
         f"{path.stem}.csv": table_csv(rows),
-        f"{path.stem}.md": markdown(path.stem, found, tried).encode(),
-        f"{path.stem}.png": png(figure(found, path.parent)),
+        f"{path.stem}.md": markdown(path.stem, by_contender, tried).encode(),
+        f"{path.stem}.png": png(figure(by_contender, path.parent)),
     }
 
 
 def groups(rows: list[Row], tried: list[Row]) -> dict[str, list[Row]]:
     """Return the rows of each contender."""
     cells = chosen(tried, tuple(sorted({row["noise"] for row in rows})))
-    return {name: [row for row in rows if Cell.of(row) in found] for name, found in cells.items()}
+    return {name: [row for row in rows if Cell.of(row) in chosen_cells] for name, chosen_cells in cells.items()}
 
 
 def head(levels: tuple[float, ...]) -> list[str]:
     return ["label noise", *(f"{level:.0%}" for level in levels)]
 
 
-def lines(found: dict[str, list[Row]]) -> list[list[str]]:
+def lines(by_contender: dict[str, list[Row]]) -> list[list[str]]:
     """Return a line for each contender and moment, then the paper's."""
-    levels = sorted({row["noise"] for rows in found.values() for row in rows})
-    made = [
+    levels = sorted({row["noise"] for rows in by_contender.values() for row in rows})
+    table_lines = [
         [f"{name}, {moment}", *(spread([row[at] for row in rows if row["noise"] == level], 2) for level in levels)]
-        for name, rows in found.items()
-        for at, moment in MOMENTS
+        for name, rows in by_contender.items()
+        for at, moment in MOMENTS.items()
     ]
     for name, paper in TABLE1["mnist"].paper.items():
         printed = dict(zip(LEVELS, paper, strict=True))
         temperatures = " (0.5, 4)" if name == "bi-tempered" else ""
-        made.append([f"{name}{temperatures}, paper", *(f"{printed[level]:.2f}" for level in levels)])
-    return made
+        table_lines.append([f"{name}{temperatures}, paper", *(f"{printed[level]:.2f}" for level in levels)])
+    return table_lines
 
 
 def title(rows: list[Row]) -> str:
     return f"{titled('MNIST trained to the end', rows)}: accuracy on clean test labels, %, {seeds_in_words(rows)}"
 
 
-def markdown(name: str, found: dict[str, list[Row]], tried: list[Row]) -> str:
-    rows = [row for group in found.values() for row in group]
+def markdown(name: str, by_contender: dict[str, list[Row]], tried: list[Row]) -> str:
+    rows = [row for group in by_contender.values() for row in group]
     first, levels = rows[0], tuple(sorted({row["noise"] for row in rows}))
-    table = grid(head(levels), lines(found), ["---", *["---:"] * len(levels)])
+    table = grid(head(levels), lines(by_contender), ["---", *["---:"] * len(levels)])
     taken = grid(
         head(levels),
         [
             [contender, *(setting(next(row for row in group if row["noise"] == level)) for level in levels)]
-            for contender, group in found.items()
+            for contender, group in by_contender.items()
         ],
         ["---", *["---:"] * len(levels)],
     )
@@ -167,7 +164,7 @@ def markdown(name: str, found: dict[str, list[Row]], tried: list[Row]) -> str:
 {quick}
 {table}
 
-The paper's numbers are, by its authors' word, those of the last epoch. The chosen epoch is the best on validation
+The paper's numbers are, according to its authors, those of the last epoch. The chosen epoch is the best on validation
 labels, which are as noisy as the training labels. {first["network"]}, {first["optimizer"]}, batches of
 {first["batch_size"]}, {first["epochs"]} epochs, symmetric noise over the other classes. "Annealed" moves the
 temperatures from (1, 1) during the epochs below.
@@ -188,15 +185,15 @@ def setting(row: Row) -> str:
     return f"{row['learning_rate']:g}{epochs}"
 
 
-def figure(found: dict[str, list[Row]], folder: Path) -> Figure:
+def figure(by_contender: dict[str, list[Row]], folder: Path) -> Figure:
     """Draw accuracy by epoch, as the paper's figure 3: true and noisy training labels, test labels."""
-    levels = [level for level in SHOWN if any(row["noise"] == level for rows in found.values() for row in rows)]
+    levels = [level for level in SHOWN if any(row["noise"] == level for rows in by_contender.values() for row in rows)]
     columns = (("clean", "training set, true labels"), ("noisy", "training set, noisy labels"), ("test", "test set"))
     canvas = Figure(figsize=(11, 3.3 * len(levels)), dpi=130, layout="constrained")
     panels = canvas.subplots(len(levels), 3, sharex=True, squeeze=False)
     for axes_row, level in zip(panels, levels, strict=True):
         for axes, (column, label) in zip(axes_row, columns, strict=True):
-            for name, rows in found.items():
+            for name, rows in by_contender.items():
                 curves = curves_of(folder, [row for row in rows if row["noise"] == level])
                 draw_curves(axes, [curve[column] for curve in curves], LOOKS[name], name)
             axes.set_title(label, fontsize="medium")

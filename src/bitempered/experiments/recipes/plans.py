@@ -27,6 +27,6 @@ class Options:
 class Plan:
     """The work of `bitempered reproduce`."""
 
-    name: str  # of its folder in results
+    name: str  # of its folder in results; `recipes.plan` adds -quick
     make: Callable[[Path, "Progress"], Any]  # fills a folder; returns what to print, or None
     files: str  # the files it makes, in words

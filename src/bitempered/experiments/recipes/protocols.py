@@ -17,20 +17,21 @@ from bitempered.experiments.datasets import CIFAR100N
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.report import Pages, first_table, grid, maker, newest, spread, write
+from bitempered.experiments.recipes.shared import SEARCH_SEED
+from bitempered.experiments.report import Pages, first_table, grid, made_by_commits, newest, spread, write
 from bitempered.experiments.runs import Progress, Row
-from bitempered.experiments.streams import Cifar100, Protocol, Setting, run
+from bitempered.experiments.streams import PROTOCOL_KEYS, Cifar100, Protocol, Setting, run
 
 __all__ = ["PROTOCOLS", "SETTINGS", "markdown", "plan", "render"]
 
-# Those that differ among the runs of a protocol.
+# Keys that vary within a protocol.
 VARYING = ("noise", "loss", "numbers", "schedule", "rescale", "smoothing", "seed", "held_out")
 PROTOCOLS = {
     "a": Protocol("a", "symmetric", 200, 1e-5, rotation=20, clip=5, measure_every=5),
     "b": Protocol("b", "human", 100, 5e-4, stairs=(0.6,)),
 }
 LOSSES = (Loss("logistic"), Loss("gce", (0.7,)), Loss("bi-tempered", (0.8, 1.2)))
-SEARCH_BASE = Setting(Loss("gce", (0.7,)), 0.4, 100, held_out=5_000)
+SEARCH_BASE = Setting(Loss("gce", (0.7,)), 0.4, SEARCH_SEED, held_out=5_000)
 
 
 def searched(t1: float, t2: float, schedule: tuple[int, int] | None = None, rescale: bool | str = False) -> Setting:
@@ -102,20 +103,21 @@ def plan(what: str, options: Options) -> Plan:
 
 def render(path: Path) -> Pages:
     """Render the page of a file of rows again."""
-    rows = newest(read_rows(path), VARYING, ())
-    return {f"{path.stem}.md": markdown(PROTOCOLS[rows[0]["protocol"]], rows).encode()}
+    rows = newest(read_rows(path), VARYING, PROTOCOL_KEYS)
+    return {f"{path.stem}.md": markdown(rows).encode()}
 
 
-def markdown(protocol: Protocol, rows: list[Row]) -> str:
+def markdown(rows: list[Row]) -> str:
     """Return the page of a protocol: runs on all training images, runs that held images out, and published results."""
     whole, held_out = ([row for row in rows if bool(row["held_out"]) == aside] for aside in (False, True))
-    human = protocol.noise_model == "human"
+    first, published = rows[0], PRINTED[rows[0]["protocol"]]
+    human = first["noise_model"] == "human"
     kind = f"human labels, {100 * CIFAR100N.wrong:g} % wrong" if human else "symmetric noise"
-    commits = ", ".join(sorted({row["commit"][:12] for row in rows}))
-    text = f"""# Protocol {protocol.name.upper()}: CIFAR-100, ResNet-34, {kind}
+    sgd = f"SGD at {first['learning_rate']:g}, momentum {first['momentum']:g}"
+    text = f"""# Protocol {first["protocol"].upper()}: CIFAR-100, ResNet-34, {kind}
 
-Accuracy on clean test labels, %. {protocol.epochs} epochs, SGD at {protocol.rate:g}, momentum {protocol.momentum:g},
-weight decay {protocol.weight_decay:g}, batches of {protocol.batch_size}. The best test epoch is chosen by test
+Accuracy on clean test labels, %. {first["epochs"]} epochs, {sgd},
+weight decay {first["weight_decay"]:g}, batches of {first["batch_size"]}. The best test epoch is chosen by test
 labels, as papers in this field report it; nothing else is chosen that way.
 
 {table(whole, ("test_last", "last epoch"), ("test_best", "best test epoch"))}
@@ -126,15 +128,15 @@ With {held_out[0]["held_out"]:,} images held out, whose noisy labels choose sett
 
 {table(held_out, ("validation_last", "noisy labels, last epoch"), ("test_last", "last epoch"))}
 """
-    levels = sorted({level for line in PRINTED[protocol.name].values() for level in line})
-    lines = [[name, *(line.get(level, "–") for level in levels)] for name, line in PRINTED[protocol.name].items()]
+    levels = sorted({level for line in published.values() for level in line})
+    lines = [[name, *(line.get(level, "–") for level in levels)] for name, line in published.items()]
     heads = ["best test epoch" if human else f"last epoch, {level:.0%}" for level in levels]
     return f"""{text}
 Published results:
 
 {grid(["loss", *heads], lines, "---")}
 
-{maker(rows[0], commits)}.
+{made_by_commits(rows)}.
 """
 
 
@@ -148,7 +150,7 @@ def table(rows: list[Row], *columns: tuple[str, str]) -> str:
             name += f", from (1, 1) over epochs {loss.schedule[0]} to {loss.schedule[1]}"
         groups.setdefault((row["noise"], name), []).append(row)
     lines = [
-        [f"{level:.0%}", loss, *(spread([row[column] for row in found], 2) for column, _ in columns), str(len(found))]
-        for (level, loss), found in groups.items()
+        [f"{level:.0%}", loss, *(spread([row[column] for row in group], 2) for column, _ in columns), str(len(group))]
+        for (level, loss), group in groups.items()
     ]
     return grid(["noise", "loss", *(title for _, title in columns), "seeds"], lines, "---")

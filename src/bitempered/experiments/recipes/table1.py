@@ -15,18 +15,21 @@ from statistics import mean
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from bitempered.experiments.cells import FIXED, VARYING, Cell, Comparison, Stages, curves_of, read_data, recipe_of
+from bitempered.experiments.cells import FIXED, VARYING, Cell, Comparison, Stages, comparison_of, curves_of, read_data
 from bitempered.experiments.datasets import DATASETS
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
+from bitempered.experiments.recipes.shared import SEARCH_SEED, best, nearest
 from bitempered.experiments.report import (
+    MOMENTS,
     Pages,
     grid,
     made_by,
     newest,
     png,
     rich_table,
+    seeds_by_level,
     spread,
     table_csv,
     titled,
@@ -39,9 +42,7 @@ __all__ = ["TABLE1", "Table1", "choose", "draw_figure3", "markdown", "plan", "re
 
 Settings = tuple[tuple[Loss, float], ...]  # losses with their learning rates
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-SEARCH_SEED = 100
 SPREAD = "mean ± sample standard deviation of {} seeds"
-MOMENTS = (("test_chosen", "chosen epoch"), ("test_last", "last epoch"))
 
 
 @dataclass(frozen=True)
@@ -126,21 +127,21 @@ TABLE1["cifar100-wide"] = replace(
 
 def choose(dataset: str, network: str | None) -> tuple[str, Table1]:
     """Return the recipe of a data set, by default with its first network, and the recipe's name."""
-    found = {name: recipe for name, recipe in TABLE1.items() if recipe.dataset == dataset}
-    if not found:
+    recipes = {name: recipe for name, recipe in TABLE1.items() if recipe.dataset == dataset}
+    if not recipes:
         known = dict.fromkeys(recipe.dataset for recipe in TABLE1.values())
         raise ValueError(f"table 1 has no dataset {dataset!r}; choose from: {', '.join(known)}")
-    for name, recipe in found.items():
+    for name, recipe in recipes.items():
         if network in (None, recipe.training.network):
             return name, recipe
-    known = dict.fromkeys(recipe.training.network for recipe in found.values())
+    known = dict.fromkeys(recipe.training.network for recipe in recipes.values())
     raise ValueError(f"table 1 has no network {network!r} for {dataset}; choose from: {', '.join(known)}")
 
 
 def quick(recipe: Table1) -> Table1:
     """Return a recipe for minutes on a laptop: few images, epochs and levels, no search. It shows no effect."""
     training = replace(recipe.training, epochs=2, steps=None, stairs=(), warmup=0)
-    middle: dict[str, Settings] = {name: (found[len(found) // 2],) for name, found in recipe.searched.items()}
+    middle: dict[str, Settings] = {name: (tried[len(tried) // 2],) for name, tried in recipe.searched.items()}
     return replace(
         recipe, training=training, search=replace(training, epochs=1), searched=middle, levels=(0.0, 0.4), seeds=(0,),
         more_seeds={}, extra_cells=(), rows=recipe.quick_rows,
@@ -159,7 +160,7 @@ def plan(what: str, options: Options) -> Plan:
         return table(recipe, rows)
 
     files = "table1.md, table1.csv, figure3.png, curves.jsonl, table1.jsonl (delete it to train again)"
-    return Plan(f"table1-{name}{'-quick' if options.quick else ''}", make, files)
+    return Plan(f"table1-{name}", make, files)
 
 
 def reproduce(
@@ -191,12 +192,12 @@ def comparison(recipe: Table1, training: Training, cells: Iterable[Cell], seeds:
 
 
 def candidates(recipe: Table1, level: float) -> list[Cell]:
-    return [Cell(loss, level, rate) for found in recipe.searched.values() for loss, rate in found]
+    return [Cell(loss, level, rate) for tried in recipe.searched.values() for loss, rate in tried]
 
 
 def searches(recipe: Table1) -> dict[float, Comparison]:
     """Return what the search trains at each of its noise levels; nothing if every loss has one setting."""
-    if all(len(found) == 1 for found in recipe.searched.values()):
+    if all(len(tried) == 1 for tried in recipe.searched.values()):
         return {}
     seeds = (SEARCH_SEED,)
     return {at: comparison(recipe, recipe.search, candidates(recipe, at), seeds) for at in searched(recipe)}
@@ -204,10 +205,10 @@ def searches(recipe: Table1) -> dict[float, Comparison]:
 
 def search(recipe: Table1, folder: Path, stages: Stages) -> tuple[Cell, ...]:
     """Train every setting on the shortened schedule and return the best of each loss for each level."""
-    best = {at: candidates(recipe, at) for at in searched(recipe)}
+    chosen = {at: candidates(recipe, at) for at in searched(recipe)}
     for at, part in searches(recipe).items():
-        best[at] = winners(recipe, stages.run(part, folder, "search", f"search, noise {at:.0%}: "))
-    return cells_of(recipe, best)
+        chosen[at] = winners(recipe, stages.run(part, folder, "search", f"search, noise {at:.0%}: "))
+    return cells_of(recipe, chosen)
 
 
 def final(recipe: Table1, chosen: tuple[Cell, ...]) -> list[Comparison]:
@@ -251,30 +252,30 @@ def table_of(row: Row) -> Table1:
         if (recipe.dataset, recipe.training.network) == (row["dataset"], row["network"])
     )
     return replace(
-        recipe if row["rows"] is None else quick(recipe), training=recipe_of([row]).training, rows=row["rows"]
+        recipe if row["rows"] is None else quick(recipe), training=comparison_of([row]).training, rows=row["rows"]
     )
 
 
-def nearest(recipe: Table1) -> dict[float, float]:
-    """Map each level to the searched level whose settings it takes: the nearest or, if tied, the higher."""
-    return {level: min(recipe.searched_at, key=lambda at: (round(abs(at - level), 9), -at)) for level in recipe.levels}
+def settings_from(recipe: Table1) -> dict[float, float]:
+    """Map each level to the searched level whose settings it takes."""
+    return {level: nearest(level, recipe.searched_at) for level in recipe.levels}
 
 
 def searched(recipe: Table1) -> list[float]:
-    return list(dict.fromkeys(nearest(recipe).values()))
+    return list(dict.fromkeys(settings_from(recipe).values()))
 
 
 def winners(recipe: Table1, rows: list[Row]) -> list[Cell]:
     """Return the best cell of each loss on noisy validation labels."""
     return [
-        Cell.of(max((row for row in rows if row["loss"] == name), key=lambda row: row["validation_chosen"]))
+        best({Cell.of(row): [row] for row in rows if row["loss"] == name}, "validation_chosen")
         for name in recipe.searched
     ]
 
 
-def cells_of(recipe: Table1, best: dict[float, list[Cell]]) -> tuple[Cell, ...]:
-    """Return the cells of all levels, from the best cells of the searched levels."""
-    return tuple(replace(cell, noise=level) for level, at in nearest(recipe).items() for cell in best[at])
+def cells_of(recipe: Table1, chosen: dict[float, list[Cell]]) -> tuple[Cell, ...]:
+    """Return the cells of all levels, from those chosen at the searched levels."""
+    return tuple(replace(cell, noise=level) for level, at in settings_from(recipe).items() for cell in chosen[at])
 
 
 def extra(recipe: Table1, rows: list[Row]) -> tuple[Cell, ...]:
@@ -290,37 +291,25 @@ def lines(recipe: Table1, rows: list[Row]) -> list[list[str]]:
     for row in rows:
         cell = Cell.of(row)
         groups.setdefault(str(cell.loss) if cell in extras else cell.loss.name, []).append(row)
-    found = []
+    table_lines = []
     for name, group in groups.items():
-        for column, moment in MOMENTS:
+        for column, moment in reversed(MOMENTS.items()):
             entries = (spread([row[column] for row in group if row["noise"] == level], 2) for level in recipe.levels)
-            found.append([f"{name}, {moment}", *entries])
+            table_lines.append([f"{name}, {moment}", *entries])
         if name in recipe.paper:
             temperatures = f" {recipe.temperatures}" if name == "bi-tempered" else ""
             paper = dict(zip(LEVELS, recipe.paper[name], strict=True))
-            found.append([f"{name}{temperatures}, paper", *(f"{paper[level]:.2f}" for level in recipe.levels)])
-    return found
+            table_lines.append([f"{name}{temperatures}, paper", *(f"{paper[level]:.2f}" for level in recipe.levels)])
+    return table_lines
 
 
 def names(recipe: Table1) -> list[str]:
     return [f"{recipe.dataset}, label noise", *(f"{level:.0%}" for level in recipe.levels)]
 
 
-def seeds_in_words(rows: list[Row], many: str) -> str:
-    """Say how many seeds each level has: "one seed", or `many` with their number."""
-    levels: dict[int, list[str]] = {}  # by number of seeds
-    for level in sorted({row["noise"] for row in rows}):
-        levels.setdefault(len({row["seed"] for row in rows if row["noise"] == level}), []).append(f"{level:.0%}")
-    texts: list[str] = []
-    for count in sorted(levels):
-        text = "one seed" if count == 1 else many.format(count)
-        texts.append(f"at {', '.join(levels[count])} {text}" if texts else text)
-    return "; ".join(texts)
-
-
 def table(recipe: Table1, rows: list[Row]) -> Table:
     """The table for a terminal."""
-    title = titled(f"Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}", rows)
+    title = titled(f"Accuracy on clean test labels, %, {seeds_by_level(rows, SPREAD)}", rows)
     return rich_table(title, names(recipe), lines(recipe, rows))
 
 
@@ -337,14 +326,16 @@ def markdown(recipe: Table1, rows: list[Row]) -> str:
     times = {size: ", ".join(f"{seconds:.0f}" for n, _, seconds in fleets if n == size) for size, _, _ in fleets}
     cells = len(recipe.levels) * len(recipe.searched) + len(extras)
     took = (f"{'all ' if n == cells else ''}{n} cells of a seed in {seconds} s" for n, seconds in times.items())
-    counts = " and ".join(f"{len(found)} settings ({name})" for name, found in recipe.searched.items())
+    counts = " and ".join(f"{len(tried)} settings ({name})" for name, tried in recipe.searched.items())
     where = "Of each loss and level"
     if set(recipe.levels) - set(recipe.searched_at):
         levels = ", ".join(f"{at:.0%}" for at in recipe.searched_at)
-        where = f"Of each loss at {levels} noise (other levels take the nearest one's, of two the higher one's)"
+        where = (
+            f"Of each loss at {levels} noise (other levels use the nearest searched level's; the higher one if tied)"
+        )
     searched = f"""{where} {counts} were
 searched for {recipe.search.epochs} epochs on noisy validation labels, with a seed of their own:"""
-    if all(len(found) == 1 for found in recipe.searched.values()):
+    if all(len(tried) == 1 for tried in recipe.searched.values()):
         searched = "No setting was searched:"
     quick_note = ""
     if recipe.rows is not None:
@@ -357,7 +348,7 @@ searched for {recipe.search.epochs} epochs on noisy validation labels, with a se
     made = made_by(first, "\n")
     return f"""# {titled(f"Table 1, {recipe.dataset}, {training.network}", rows)}
 
-Accuracy on clean test labels, %, {seeds_in_words(rows, SPREAD)}. The chosen epoch is the
+Accuracy on clean test labels, %, {seeds_by_level(rows, SPREAD)}. The chosen epoch is the
 first of the best on validation labels as noisy as the training labels.
 {quick_note}
 {grid(names(recipe), lines(recipe, rows))}
@@ -384,8 +375,8 @@ def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
     for axes_row, loss in zip(panels, losses, strict=True):
         for axes, (column, title) in zip(axes_row, columns, strict=True):
             for level, colour in zip(recipe.levels, colours, strict=True):
-                found = [row[column] for row in shown if (row["loss"], row["noise"]) == (loss, level)]
-                values = [[100 * value for value in epoch] for epoch in zip(*found, strict=True)]
+                by_seed = [row[column] for row in shown if (row["loss"], row["noise"]) == (loss, level)]
+                values = [[100 * value for value in epoch] for epoch in zip(*by_seed, strict=True)]
                 epochs = range(1, len(values) + 1)
                 axes.plot(epochs, [mean(v) for v in values], color=colour, linewidth=1, label=f"{level:.0%}")
                 axes.fill_between(
@@ -399,7 +390,7 @@ def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
         axes_row[0].set_ylabel(f"{loss}: accuracy (%)")
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, title="label noise", loc="outside right center", frameon=False)
-    seeds = seeds_in_words(curves, "mean of {} seeds, bands from the lowest to the highest")
+    seeds = seeds_by_level(curves, "mean of {} seeds, bands from the lowest to the highest")
     title = f"{recipe.dataset}, {recipe.training.network}: {seeds}"
     short = "" if recipe.rows is None else "A quick trial, which shows no effect: "
     figure.suptitle(short + title, fontsize="medium")

@@ -17,12 +17,12 @@ import torch
 from rich.table import Table
 
 from bitempered.experiments.checkpoints import Checkpoint
-from bitempered.experiments.files import append_rows, lock, read_rows
+from bitempered.experiments.files import read_rows
 from bitempered.experiments.imagenet import ImagenetRun, ImagenetTraining, Learner, read_folder
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, made_by, newest, rich_table, spread, titled, write
-from bitempered.experiments.runs import Job, Progress, Row, Tell, find, make, provenance, today
+from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, measure_once, provenance
 
 __all__ = ["TABLE2", "Table2", "markdown", "plan", "quick", "render", "reproduce", "table"]
 
@@ -76,12 +76,12 @@ def plan(what: str, options: Options) -> Plan:
     if options.seeds is not None:
         recipe = replace(recipe, seeds=tuple(range(options.seeds)))
 
-    def make(folder: Path, progress: Progress) -> Table:
+    def fill(folder: Path, progress: Progress) -> Table:
         rows, speed = reproduce(recipe, folder, progress, device=options.device, data_dir=options.data_dir)
         return table(recipe, rows, speed)
 
     files = "table2.md, table2.jsonl, curves.jsonl, speed.jsonl (delete it to time again)"
-    return Plan(f"table2-{network}{'-quick' if options.quick else ''}", make, files)
+    return Plan(f"table2-{network}", fill, files)
 
 
 def reproduce(
@@ -94,18 +94,15 @@ def reproduce(
     data = read_folder(data_dir, recipe.training.size, recipe.images)
     if device == "cuda":
         torch.backends.cudnn.benchmark = True
-    folder.mkdir(parents=True, exist_ok=True)
     progress(0, 1, "timing a step with each loss")
-    waiting = partial(progress, 0, 1, "waiting for another process, which is timing a step with each loss")
-    with lock(folder, "speed", waiting):
-        maker = provenance(device)
-        wanted = {**timing(recipe), **{name: value for name, value in maker.items() if name != "commit"}}
-        speed = find(read_rows(folder / "speed.jsonl"), wanted)
-        if speed is None:
-            speed = {**wanted, **maker, "date": today(), **measure_speed(recipe, torch.device(device))}
-            append_rows(folder / "speed.jsonl", [speed])
-
-    plan = [(seed, loss) for seed in recipe.seeds for loss in recipe.losses]
+    # Time also depends on the machine and on torch.
+    machine = {name: value for name, value in provenance(device).items() if name != "commit"}
+    speed = measure_once(
+        folder, "speed", identity(timing(recipe) | machine, "random pixels"),
+        lambda: measure_speed(recipe, torch.device(device)), device=device,
+        on_wait=partial(progress, 0, 1, "waiting for another process, which is timing a step with each loss"),
+    )  # fmt: skip
+    runs = [(seed, loss) for seed in recipe.seeds for loss in recipe.losses]
 
     def job(seed: int, loss: Loss) -> Job:
         def train(places: list[int], checkpoints: list[Checkpoint], tell: Tell) -> tuple[list[Row], list[Row]]:
@@ -118,10 +115,10 @@ def reproduce(
             curve = {name: [epoch[name] for epoch in metrics] for name in ("training_loss", "top1", "seconds")}
             return [row], [curve]
 
-        runs = [recipe.training.identity(loss, seed, data)]
-        return Job(f"{loss.name}-seed{seed}", runs, train, recipe.training.steps(data))
+        run = recipe.training.identity(loss, seed, data)
+        return Job(f"{loss.name}-seed{seed}", [run], train, recipe.training.steps(data))
 
-    rows = make([partial(job, *cell) for cell in plan], folder, "table2", progress, device=device)
+    rows = make([partial(job, *run) for run in runs], folder, "table2", progress, device=device)
     write(folder, {"table2.md": markdown(recipe, rows, speed).encode()})
     return rows, speed
 

@@ -5,7 +5,6 @@ noisy as the training labels unless a few clean ones are given. As in `compare`,
 alike. Test labels are not looked at.
 """
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,55 +17,31 @@ from bitempered.experiments import cells
 from bitempered.experiments.cells import Cell, Comparison
 from bitempered.experiments.data import Dataset
 from bitempered.experiments.datasets import is_table
-from bitempered.experiments.losses import Loss
+from bitempered.experiments.losses import Loss, LossSettings
 from bitempered.experiments.networks import NETWORKS
+from bitempered.experiments.optimizers import OPTIMIZERS
 from bitempered.experiments.recipes import compare
-from bitempered.experiments.runs import Progress, Row, one_thread
+from bitempered.experiments.recipes.shared import SEARCH_SEED
+from bitempered.experiments.runs import Progress, Row, identity, one_thread
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import train
 from bitempered.extras import install
 
-__all__ = ["LOSSES", "Recipe", "Request", "command", "python", "request", "run", "title"]
+__all__ = ["LOSSES", "TRIALS", "TuneRequest", "request", "run"]
 
 LOSSES = ("bi-tempered", "logistic")
-SEARCH_SEED = 100  # the first; none of those that results use
-# By optimiser: where rates are searched, and the rates to begin with, each with two decays.
-RATES = {"adam": (3e-5, 1e-2, "log"), "adadelta": (0.03, 10.0, "log"), "sgd": (1e-3, 0.3, "log")}
-START = {"adam": (1e-3, 3e-4, 1e-4), "adadelta": (1.0, 0.3, 0.1), "sgd": (0.05, 0.015, 0.005)}
-DECAYS = (tune.SPACE["decay"][0], 1e-3)
+TRIALS = 50
+DECAYS = (tune.SPACE["decay"][0], 1e-3)  # to begin with, each with the optimiser's rates
 PRUNE_FROM = 1 / 3  # of a run: before, accuracy says little
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A loss with its learning rate and weight decay."""
-
-    loss: Loss
-    rate: float
-    decay: float
-
-    @classmethod
-    def of(cls, settings: dict[str, Any], epochs: int) -> "Recipe":
-        """Return the recipe of settings, in as many digits as are printed: so what is printed is what was trained."""
-        smoothing = round(settings["smoothing"], 3)
-        if "t1" in settings:
-            schedule = settings["schedule"]
-            if schedule is not None:
-                schedule = tuple(round(fraction * epochs, 1) for fraction in schedule)
-            numbers = (round(settings["t1"], 3), round(settings["t2"], 3))
-            loss = Loss("bi-tempered", numbers, schedule, smoothing=smoothing)
-        else:
-            loss = Loss("logistic", smoothing=smoothing)
-        return cls(loss, float(f"{settings['rate']:.3g}"), float(f"{settings['decay']:.2g}"))
-
-
-@dataclass(frozen=True)
-class Request:
+class TuneRequest:
     """What to search; the comparison's only cell has the noise level, its loss and rate are open."""
 
     comparison: Comparison
     loss: str = "bi-tempered"
-    trials: int = 50
+    trials: int = TRIALS
     clean_file: str | None = None  # a table with clean labels to validate on; it takes the place of test rows
     data_dir: Path | None = None
 
@@ -104,7 +79,7 @@ def request(
     loss: str = "bi-tempered",
     *,
     noise: float | None = None,
-    trials: int = 50,
+    trials: int = TRIALS,
     seeds: int = 1,
     epochs: int | None = None,
     noise_model: str = "symmetric",
@@ -112,7 +87,7 @@ def request(
     network: str | None = None,
     clean: str | None = None,
     data_dir: Path | None = None,
-) -> Request:
+) -> TuneRequest:
     """Return what to search; a ValueError says what is wrong with it.
 
     Without `noise`, a table's labels are left as they are, and other data get 40 % of wrong labels. `clean` is a number
@@ -138,12 +113,12 @@ def request(
     comparison = replace(
         asked.comparison, cells=asked.comparison.cells[:1], seeds=seeds_, clean_rows=clean_rows, test_file=clean_file
     )
-    return Request(comparison, loss, trials, clean_file, data_dir)
+    return TuneRequest(comparison, loss, trials, clean_file, data_dir)
 
 
 def run(
-    request: Request, storage: str | Path, progress: Progress, *, device: str = "cpu", data: Dataset | None = None
-) -> tuple[Recipe, tune.Tuned]:
+    request: TuneRequest, storage: str | Path, progress: Progress, *, device: str = "cpu", data: Dataset | None = None
+) -> tuple[LossSettings, tune.Tuned]:
     """Make the trials that the study lacks; return the best recipe and the study."""
     try:
         import optuna
@@ -155,7 +130,8 @@ def run(
     data = data or cells.read_data(request.comparison, request.data_dir)
     training, epochs = request.comparison.training, request.comparison.epochs(data)
     # Both losses begin with the same rates and decays: the bi-tempered loss with its default temperatures.
-    starts = product(DECAYS, START[training.optimizer])
+    optimizer = OPTIMIZERS[training.optimizer]
+    starts = product(DECAYS, optimizer.first)
     first: list[dict[str, Any]] = [{"rate": rate, "decay": decay, "smoothing": 0.0} for decay, rate in starts]
     if request.loss == "bi-tempered":
         default = compare.default_recipe(data.num_classes, epochs)
@@ -171,21 +147,21 @@ def run(
         with one_thread(device == "cpu" and NETWORKS[training.network].flat):
             found = tune.tune(
                 objective(request, data, epochs, device), trials=request.trials, storage=storage, name=request.study,
-                space={"rate": RATES[training.optimizer]}, first=first, progress=progress,
-                about=request.setting() | {"data": data.digest},
+                space={"rate": optimizer.searched}, first=first, progress=progress,
+                about=identity(request.setting(), data.digest),
             )  # fmt: skip
     except tune.OtherStudy as error:
         raise DataError(str(error)) from error
     except SQLAlchemyError as error:
         raise DataError(f"cannot use the storage {storage}: {str(error).splitlines()[0]}") from error
-    return Recipe.of(found.best, epochs), found
+    return LossSettings.of(found.best, epochs), found
 
 
-def objective(request: Request, data: Dataset, epochs: int, device: str) -> Callable[..., float]:
+def objective(request: TuneRequest, data: Dataset, epochs: int, device: str) -> Callable[..., float]:
     """Return the function to maximise, with the settings of the loss as its arguments."""
     comparison = request.comparison
 
-    def score(recipe: Recipe, report: Callable[[int, float], None]) -> float:
+    def score(recipe: LossSettings, report: Callable[[int, float], None]) -> float:
         training = replace(comparison.training, weight_decay=recipe.decay)
         trial = replace(comparison, training=training, cells=(Cell(recipe.loss, request.noise, recipe.rate),))
         scores: list[float] = []
@@ -210,10 +186,10 @@ def objective(request: Request, data: Dataset, epochs: int, device: str) -> Call
         t1: float, t2: float, schedule: Any, rate: float, decay: float, smoothing: float, report: Any
     ) -> float:
         settings = {"t1": t1, "t2": t2, "schedule": schedule, "rate": rate, "decay": decay, "smoothing": smoothing}
-        return score(Recipe.of(settings, epochs), report)
+        return score(LossSettings.of(settings, epochs), report)
 
     def logistic(rate: float, decay: float, smoothing: float, report: Any) -> float:
-        return score(Recipe.of({"rate": rate, "decay": decay, "smoothing": smoothing}, epochs), report)
+        return score(LossSettings.of({"rate": rate, "decay": decay, "smoothing": smoothing}, epochs), report)
 
     return bi_tempered if request.loss == "bi-tempered" else logistic
 
@@ -221,55 +197,3 @@ def objective(request: Request, data: Dataset, epochs: int, device: str) -> Call
 def value(accuracies: list[float]) -> float:
     """Return the mean of the last and the best epoch."""
     return (accuracies[-1] + max(accuracies)) / 2
-
-
-def title(request: Request) -> str:
-    """Say what was searched."""
-    comparison = request.comparison
-    if comparison.clean_rows is not None:
-        scored = f"{comparison.clean_rows} clean labels"
-    else:
-        scored = "validation labels" if request.clean_file is None else f"the labels in {request.clean_file}"
-    noise = f" with {request.noise:.0%} wrong labels" if request.noise else ""
-    return f"The {request.loss} loss on {comparison.dataset}{noise}, scored by accuracy on {scored}"
-
-
-def command(request: Request, recipe: Recipe) -> str:
-    """Return the command that trains with a recipe and tests it."""
-    comparison = request.comparison
-    options = {
-        "dataset": comparison.dataset, "losses": f"{recipe.loss.text}@{recipe.rate:g}", "weight-decay": recipe.decay,
-        "noise": None if comparison.noise_model == "human" else request.noise,
-        "noise-model": comparison.noise_model if comparison.noise_model != "symmetric" else None,
-        "network": comparison.training.network, "epochs": comparison.training.epochs,
-        "label-column": comparison.label_column if is_table(comparison.dataset) else None,
-        "data-dir": request.data_dir,
-    }  # fmt: skip
-    given = [f"--{name} {shlex.quote(f'{value}')}" for name, value in options.items() if value is not None]
-    return "bitempered compare " + " ".join(given)
-
-
-def python(request: Request, recipe: Recipe) -> str:
-    """Return a recipe as Python, for PyTorch."""
-    training, loss = request.comparison.training, recipe.loss
-    smoothing = f"label_smoothing={loss.smoothing:g}" if loss.smoothing else ""
-    optimizers = {
-        "adam": f"Adam(model.parameters(), lr={recipe.rate:g}",
-        "adadelta": f"Adadelta(model.parameters(), lr={recipe.rate:g}, rho=0.95, eps=1e-8",
-        "sgd": f"SGD(model.parameters(), lr={recipe.rate:g}, momentum={training.momentum:g}",
-    }
-    lines, imports, body = [], ["import torch"], []
-    if loss.name == "logistic":
-        lines.append(f"criterion = torch.nn.CrossEntropyLoss({smoothing})")
-    else:
-        imports.append("from bitempered.torch import BiTemperedLogisticLoss")
-        t1, t2 = (f"{number:g}" for number in loss.numbers)
-        lines.append(f"criterion = BiTemperedLogisticLoss({t1}, {t2}{', ' if smoothing else ''}{smoothing})")
-        if loss.schedule is not None:
-            imports.insert(1, "from bitempered.schedules import anneal")
-            begin, finish = (f"{epoch:g}" for epoch in loss.schedule)
-            lines.append(f"temperatures = anneal((1, 1), ({t1}, {t2}), begin={begin}, finish={finish})")
-            body.append("    criterion.t1, criterion.t2 = temperatures(epoch)")
-    lines.append(f"optimizer = torch.optim.{optimizers[training.optimizer]}, weight_decay={recipe.decay:g})")
-    body.append("    ...  # train with criterion(logits, labels)")
-    return "\n".join([*imports, "", *lines, f"for epoch in range({training.epochs}):", *body])

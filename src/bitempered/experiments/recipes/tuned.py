@@ -5,6 +5,7 @@ the default recipe, which is not searched, then train with other seeds. No searc
 and decays that both begin with were chosen after a look at digits with 40 % noise, test rows included.
 """
 
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,34 +15,43 @@ from rich.table import Table
 from bitempered.experiments import cells, tune_report
 from bitempered.experiments.cells import Cell, Comparison
 from bitempered.experiments.data import Dataset
+from bitempered.experiments.datasets import DATASETS
 from bitempered.experiments.files import read_rows, value, write_rows
-from bitempered.experiments.losses import Loss
+from bitempered.experiments.losses import Loss, LossSettings
 from bitempered.experiments.recipes import tune
 from bitempered.experiments.recipes.compare import default_recipe
-from bitempered.experiments.recipes.defaults import Data
 from bitempered.experiments.recipes.plans import Options, Plan
+from bitempered.experiments.recipes.shared import (
+    ADAM_RATE,
+    LEVELS,
+    SEARCH_SEED,
+    DataUse,
+    data_dir_of,
+    part_progress,
+)
 from bitempered.experiments.report import (
     Pages,
     grid,
+    last_and_chosen,
     made_by,
     rich_table,
     seeds_in_words,
-    spread,
     table_csv,
     titled,
     write,
 )
-from bitempered.experiments.runs import Progress, Row
+from bitempered.experiments.runs import Progress, Row, identity, provenance, today
 from bitempered.experiments.train import Training
 
 __all__ = ["plan", "render"]
 
-DATA = (Data("digits", 150, 125), Data("mnist", 20, 128, rows=2_000))
-LEVELS = (0.0, 0.2, 0.4)
+DATA = (
+    DataUse("digits", Training("mlp", "adam", epochs=150, batch_size=125)),
+    DataUse("mnist", Training("mlp", "adam", epochs=20, batch_size=128), rows=2_000),
+)
 CLEAN = (None, 100)  # rows with clean labels; None: noisy validation labels
 TRIALS = 30
-SEARCH_SEEDS = (tune.SEARCH_SEED, tune.SEARCH_SEED + 1)  # of each trial: one alone is mostly chance
-RATE = 1e-3  # of the default recipe: Adam's own
+SEARCH_SEEDS = (SEARCH_SEED, SEARCH_SEED + 1)  # of each trial: one alone is mostly chance
 CONTENDERS = ("searched", "default recipe", "logistic, searched")
 HEAD = ["data", "noise", "scored on", *CONTENDERS]
 
@@ -49,7 +59,7 @@ HEAD = ["data", "noise", "scored on", *CONTENDERS]
 def plan(what: str, options: Options) -> Plan:
     seeds = tuple(range(options.seeds or (1 if options.quick else 3)))
     trials = 2 if options.quick else TRIALS
-    used = [replace(data, epochs=2, rows=128) for data in DATA[:1]] if options.quick else DATA
+    used = [data.quick(rows=128) for data in DATA[:1]] if options.quick else DATA
     levels = LEVELS[-1:] if options.quick else LEVELS
     parts = list(product(used, levels, CLEAN))
 
@@ -57,23 +67,24 @@ def plan(what: str, options: Options) -> Plan:
         folder.mkdir(parents=True, exist_ok=True)
         trained: list[Row] = []
         tried: list[Row] = []
+        maker = provenance()
         known: dict[str, Dataset] = {}
         for place, (data, level, clean) in enumerate(parts):
-
-            def tell(
-                done: int, of: int, text: str, place: int = place, what: str = f"{data.name}, {level:.0%}"
-            ) -> None:
-                progress(place, len(parts), f"{what}, {text}")
-
+            tell = part_progress(progress, place, len(parts), f"{data.name}, {level:.0%}")
             base = comparison(data, level, clean, seeds)
-            data_dir = options.data_dir if data.name == "mnist" else None
+            data_dir = data_dir_of(data.name, options)
             if data.name not in known:
                 known[data.name] = cells.read_data(base, data_dir)
-            recipes = [tune.Recipe(default_recipe(10, data.epochs), RATE, 0.0)]
+            default = default_recipe(DATASETS[data.name].num_classes, data.training.epochs)
+            recipes = [LossSettings(default, rate=ADAM_RATE, decay=0.0)]
             for loss in tune.LOSSES:
-                request = tune.Request(replace(base, seeds=SEARCH_SEEDS), loss, trials, None, data_dir)
+                request = tune.TuneRequest(replace(base, seeds=SEARCH_SEEDS), loss, trials, data_dir=data_dir)
                 best, found = tune.run(request, folder / "study.db", tell, data=known[data.name])
-                tried += [{"study": request.study, **row} for row in tune_report.rows(found.study)]
+                run = {
+                    "study": request.study, **identity(request.setting(), known[data.name].digest), **maker,
+                    "date": today(),
+                }  # fmt: skip
+                tried += [{**run, **row} for row in tune_report.rows(found.study)]
                 recipes.append(best)
             for recipe in recipes:
                 training = replace(base.training, weight_decay=recipe.decay)
@@ -84,13 +95,12 @@ def plan(what: str, options: Options) -> Plan:
         return rich_table(title(trained), HEAD, lines(trained, deviations=False))
 
     files = f"{what}.md, {what}.csv, trials.jsonl, {what}.jsonl and study.db (delete both to train again)"
-    return Plan(f"{what}{'-quick' if options.quick else ''}", make, files)
+    return Plan(what, make, files)
 
 
-def comparison(data: Data, level: float, clean: int | None, seeds: tuple[int, ...]) -> Comparison:
-    training = Training("mlp", "adam", data.epochs, data.batch_size)
-    cell = Cell(Loss("logistic"), level, RATE)
-    return Comparison(data.name, training, (cell,), seeds, rows=data.rows, clean_rows=clean)
+def comparison(data: DataUse, level: float, clean: int | None, seeds: tuple[int, ...]) -> Comparison:
+    cell = Cell(Loss("logistic"), level, ADAM_RATE)
+    return Comparison(data.name, data.training, (cell,), seeds, rows=data.rows, clean_rows=clean)
 
 
 def render(path: Path) -> Pages:
@@ -98,7 +108,8 @@ def render(path: Path) -> Pages:
     names = ("dataset", "noise", "clean_rows", "seed", "epochs", "rows")
     kept = {(contender(row), *(value(row, name) for name in names)): row for row in read_rows(path)}
     rows = list(kept.values())
-    return {f"{path.stem}.csv": table_csv(rows), f"{path.stem}.md": markdown(rows).encode()}
+    tried = read_rows(path.with_name("trials.jsonl"))
+    return {f"{path.stem}.csv": table_csv(rows), f"{path.stem}.md": markdown(rows, tried).encode()}
 
 
 def contender(row: Row) -> str:
@@ -113,20 +124,16 @@ def scored_on(clean: int | None) -> str:
 
 def lines(rows: list[Row], deviations: bool) -> list[list[str]]:
     """Return the lines under `HEAD`: accuracy at the last and the chosen epoch, with or without deviations."""
-
-    def accuracies(found: list[Row]) -> str:
-        columns = [[row[at] for row in found] for at in ("test_last", "test_chosen")]
-        return " / ".join(spread(column, 1) if deviations else spread(column, 1).split(" ")[0] for column in columns)
-
     keys = dict.fromkeys((row["dataset"], row["noise"], value(row, "clean_rows")) for row in rows)
-    made = []
+    table_lines = []
     for dataset, level, clean in sorted(keys, key=lambda key: (key[0], key[1], key[2] or 0)):
         here = [
             row for row in rows if (row["dataset"], row["noise"], value(row, "clean_rows")) == (dataset, level, clean)
         ]
-        found = [accuracies([row for row in here if contender(row) == name]) for name in CONTENDERS]
-        made.append([dataset, f"{level:.0%}", scored_on(clean), *found])
-    return made
+        groups = [[row for row in here if contender(row) == name] for name in CONTENDERS]
+        accuracies = (last_and_chosen(group, deviations=deviations) for group in groups)
+        table_lines.append([dataset, f"{level:.0%}", scored_on(clean), *accuracies])
+    return table_lines
 
 
 def title(rows: list[Row]) -> str:
@@ -151,7 +158,17 @@ def missing_in_words(rows: list[Row]) -> str:
     return f" Not measured yet: {', '.join(missing)}." if missing else ""
 
 
-def markdown(rows: list[Row]) -> str:
+def trials_in_words(tried: list[Row]) -> str:
+    """Say how many trials each search had, and how many networks a trial; old rows do not say the latter."""
+    counts = sorted({*Counter(row["study"] for row in tried).values()})
+    networks = sorted({len(row.get("seeds", SEARCH_SEEDS)) for row in tried})
+    trials, networks_each = (" or ".join(map(str, numbers)) for numbers in (counts, networks))
+    return f"Both searches had {trials} trials, of {networks_each} networks each, with other seeds than the results."
+
+
+def markdown(rows: list[Row], tried: list[Row]) -> str:
+    clean = " or ".join(str(n) for n in sorted({row["clean_rows"] for row in rows if value(row, "clean_rows")}))
+    rate = next(row["learning_rate"] for row in rows if contender(row) == CONTENDERS[1])
     chosen = [
         [
             row["dataset"], f"{row['noise']:.0%}", scored_on(value(row, "clean_rows")),
@@ -164,11 +181,11 @@ def markdown(rows: list[Row]) -> str:
 
 {grid(HEAD, lines(rows, deviations=True), ["---", "---:", "---", *["---:"] * 3])}
 
-After ± stands the sample standard deviation. Both searches had {TRIALS} trials and began with the same rates and
-decays, the bi-tempered loss with its default temperatures. A trial trains {len(SEARCH_SEEDS)} networks, with other
-seeds than the results; its score is the accuracy on validation labels at the last and the best epoch together. These
-are as noisy as the training labels, or {CLEAN[1]} clean rows; the chosen epoch is the best on the same labels. The
-default recipe is not searched: it trains at Adam's rate of {RATE:g}, without decay or smoothing.
+± is the sample standard deviation. {trials_in_words(tried)}
+They began with the same rates and decays, the bi-tempered loss with its default temperatures. A trial's score is the
+accuracy on validation labels at the last and the best epoch together. These are as noisy as the training labels, or
+{clean} clean rows; the chosen epoch is the best on the same labels. The default recipe is not searched: it trains at
+Adam's rate of {rate:g}, without decay or smoothing.
 The rates and decays to begin with were chosen after a look at digits with 40% noise, test rows included.
 {training_in_words(rows)}{missing_in_words(rows)}
 

@@ -1,6 +1,6 @@
 // Draws what the server computed: pictures of the nets, and line charts.
 
-export const EDGE = 1.25; // the pictures show the square from -EDGE to EDGE
+export const EDGE = 1.25; // the pictures show the square from -EDGE to EDGE, as settings.py says
 
 export function colours() {
   const style = getComputedStyle(document.documentElement);

@@ -3,7 +3,9 @@
 import { EDGE, bytes, chart, colours, picture, toPixel, toPlace } from "./draw.js";
 
 const $ = (id) => document.getElementById(id);
+// What settings.py has too: the page needs these before the server answers. A test compares them.
 const DEFAULTS = { data: "ring", noise: "random", level: 0.3, t1: 0.2, t2: 4, schedule: false, seed: 0, points: [] };
+const MOST_POINTS = 1000;
 const LEVELS = { none: 0.3, random: 0.3, "small-margin": 0.2, "large-margin": 0.15 };
 const OWN_AT_FIRST = 60; // points of the data set shown that "your points" begins with
 const canvases = [$("picture-0"), $("picture-1")];
@@ -344,7 +346,7 @@ function near(at, canvas, reach) {
 const paint = () => +document.querySelector("input[name=paint]:checked").value;
 const without = (index) => settings.points.filter((_, i) => i !== index);
 const add = (at) => {
-  if (settings.points.length >= 1000) return tell("1,000 points are the most.");
+  if (settings.points.length >= MOST_POINTS) return tell(`${MOST_POINTS.toLocaleString("en")} points are the most.`);
   edit([...settings.points, [...at, paint()]]);
 };
 
