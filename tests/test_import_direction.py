@@ -23,7 +23,7 @@ ROOMS = {
     "diagnosis": set(),
     "tune": set(),
     "audit": set(),
-    "kernels": {"checks"},
+    "kernels": {"checks", "core"},
     "torch": ADAPTER | {"kernels"},
     "jax": ADAPTER,
     "keras": ADAPTER,

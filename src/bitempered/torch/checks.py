@@ -80,6 +80,7 @@ def checked_class_options(
         label_smoothing=float(label_smoothing),
         ignore_index=ignore_index,
         reduction=reduction,
+        rescale=rescale,
     )
     if key is not None:
         _checked.keep(key, options)
