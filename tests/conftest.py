@@ -42,6 +42,7 @@ def by_triton(monkeypatch):
         return "triton" if torch.compiler.is_compiling() or kernels._forced.get() is None else "core"
 
     monkeypatch.setattr(kernels, "choose", chosen)
+    monkeypatch.setattr(kernels, "choose_binary", chosen)
 
 
 @pytest.fixture(params=[pytest.param(1, marks=pytest.mark.slow), 4])  # a program for each row takes twice as long

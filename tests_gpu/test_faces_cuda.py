@@ -5,8 +5,10 @@ import torch
 
 from bitempered import kernels
 from bitempered.torch import (
+    bi_tempered_binary_logistic_loss,
     bi_tempered_logistic_loss,
     linear_bi_tempered_logistic_loss,
+    tempered_sigmoid,
     tempered_softmax,
 )
 
@@ -157,3 +159,64 @@ def test_linear_layer_rescaled(pair):
     got, exact = torch.autograd.grad(loss, (hidden, weight)), torch.autograd.grad(want, wide)
     for x, y in zip(got, exact, strict=True):
         assert (x - y).norm() <= 1e-4 * y.norm()
+
+
+def make_binary(shape, dtype=torch.float32, soft=False):
+    random = generator()
+    logits = 3 * torch.randn(shape, generator=random, device="cuda")
+    target = torch.rand(shape, generator=random, device="cuda")
+    return logits.to(dtype), (target if soft else target.round()).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("soft", [False, True])
+def test_binary_loss(soft, dtype):
+    logits, target = make_binary((64, 1000), dtype, soft)
+    weights = {"pos_weight": torch.linspace(0.5, 3, 1000, device="cuda"), "weight": torch.ones(64, 1, device="cuda")}
+    for t1, t2 in PAIRS:
+        for options in ({}, weights, {"reduction": "none", "rescale": True}):
+            check(bi_tempered_binary_logistic_loss, logits, target, t1, t2, 2e-5, **options)
+        first, second = torch.tensor(t1, device="cuda"), torch.full((64, 1), t2, device="cuda")
+        check(bi_tempered_binary_logistic_loss, logits, target, first, second, 2e-5, **weights)
+    transposed = logits.t().contiguous().t()
+    check(bi_tempered_binary_logistic_loss, transposed, target, 0.8, 1.2, 2e-5, **weights)
+
+
+def test_binary_loss_in_the_memory_of_the_gradient_and_without_synchronisation():
+    logits, target = make_binary((4096, 1000), torch.bfloat16)
+    leaf = logits.requires_grad_()
+    bi_tempered_binary_logistic_loss(leaf, target, 0.8, 1.2).backward()  # compiles
+    leaf.grad = None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        bi_tempered_binary_logistic_loss(leaf, target, 0.8, 1.2).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.max_memory_allocated() - before <= 1.05 * leaf.nbytes
+
+
+def test_binary_loss_compiled():
+    logits, target = make_binary((64, 1000))
+
+    def f(a, y):
+        return bi_tempered_binary_logistic_loss(3 * a, y, 0.8, 1.2)
+
+    torch.compiler.reset()
+    leaf = logits.requires_grad_()
+    value, want = torch.compile(f, fullgraph=True)(leaf, target), f(leaf, target)
+    torch.testing.assert_close(value, want)
+    torch.testing.assert_close(*(torch.autograd.grad(x, leaf)[0] for x in (value, want)))
+
+
+@pytest.mark.parametrize("t", [0.5, 1.0, 1.2, 4.0])
+def test_sigmoid(t):
+    logits, _ = make_binary((64, 1000))
+
+    def f(a, _, t, __):
+        return tempered_sigmoid(a, t)
+
+    for given in (t, torch.tensor(t, device="cuda")):
+        check(f, logits, logits, given, given, 2e-5)

@@ -1,7 +1,8 @@
 """Fast implementations for `bitempered.torch`, and `choose`, the only place that picks one.
 
 - "core" computes everything.
-- "triton" computes losses over classes and the tempered softmax on a GPU, in half precision and float32.
+- "triton" computes losses over classes, binary losses, the tempered softmax and sigmoid on a GPU, in half precision and
+  float32.
 - "cpu" computes losses over classes, binary losses, the tempered softmax and sigmoid on a CPU with a C compiler.
   BITEMPERED_CPU_KERNEL=0 in the environment turns it off.
 

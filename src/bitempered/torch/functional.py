@@ -17,6 +17,7 @@ from bitempered.torch.autograd import (
 )
 from bitempered.torch.checks import (
     check_binary_arguments,
+    check_binary_values,
     check_class_axis,
     check_floating,
     check_not_negative,
@@ -279,6 +280,8 @@ def bi_tempered_binary_logistic_loss(
     t1, t2 = number_if_known(t1), number_if_known(t2)
     options = LossOptions(t1=t1, t2=t2, axis=None, reduction=reduction, rescale=rescale)
     kernel = kernels.choose_binary(logits, target, temperatures=(t1, t2))
+    if kernel != "triton":  # the Triton kernel asserts values on the device
+        check_binary_values(target, weight, pos_weight)
     if kernel != "core":
         return binary_loss_by_kernel(kernel, logits, target, pos_weight, weight, options, result_dtype(logits))
     if pos_weight is not None:

@@ -257,3 +257,16 @@ def gradient_terms(
     if KIND < 0:
         grad = tl.where(u * (s * d) < -1.0, 0.0, grad)
     return grad
+
+
+@triton.jit
+def divergence(positive, log_y, log_p, t1, T1_ZERO: tl.constexpr):
+    """One class's part of `core.loss`; log y is 0 where y is not positive."""
+    gap = log_y - log_p
+    above, below = tl.where(gap < 0.0, 0.0, gap), tl.where(gap < 0.0, gap, 0.0)
+    p_power = exp((2.0 - t1) * log_p)
+    smaller, size = tl.minimum(1.0, 2.0 - t1), tl.abs(1.0 - t1)
+    y_power = tl.maximum(exp((2.0 - t1) * log_y), 1e-37)  # times infinity it is not NaN
+    present = y_power * (phi(above, t1 - 1.0, T1_ZERO) - phi(above, t1 - 2.0, False))
+    present += p_power * (exp(smaller * below) * phi(below, size, T1_ZERO) - phi(below, 2.0 - t1, False))
+    return tl.where(positive, present, p_power / (2.0 - t1))

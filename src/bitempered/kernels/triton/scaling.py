@@ -34,10 +34,30 @@ def _scale_kernel(
                 store(base, class_stride, at, n_classes, row_in, wide(g) * x.to(tl.float32), COLUMNS, VECTOR)
 
 
-def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
-    """Multiply the gradient in place by g, a scalar or one number per row. A large one is not touched where g is 1."""
+@triton.jit
+def _scale_all_kernel(grad_ptr, g_ptr, n, BLOCK: tl.constexpr):
+    """Multiply numbers in place by one, unless that is 1."""
+    g = tl.load(g_ptr).to(tl.float32)
+    if g != 1.0:
+        for at in tl.range(tl.program_id(0).to(tl.int64) * BLOCK, n, tl.num_programs(0) * BLOCK):
+            i = at + tl.arange(0, BLOCK)
+            x = tl.load(grad_ptr + i, mask=i < n, other=0.0)
+            tl.store(grad_ptr + i, (g * x.to(tl.float32)).to(grad_ptr.dtype.element_ty), mask=i < n)
+
+
+def scale_(gradient: Tensor, g: Tensor, axis: int | None) -> Tensor:
+    """Multiply the gradient, which is dense, in place by g: a scalar, or one number per row or, of a binary loss, per
+    element. A large gradient is not touched where g is 1."""
     if gradient.numel() < _SMALL_GRADIENT:
-        return gradient.mul_(g.unsqueeze(axis) if g.dim() else g)
+        return gradient.mul_(g.unsqueeze(axis) if g.dim() and axis is not None else g)
+    if axis is None and g.dim():
+        return gradient.mul_(g)
+    if axis is None:
+        programs = min(-(-gradient.numel() // 4096), 8 * _processors(gradient.device))
+        with on_device_of(gradient):
+            constants = {"BLOCK": 4096, "num_warps": 8} | COMPILER_OPTIONS
+            launch_kernel(_scale_all_kernel, programs, (gradient, g, gradient.numel()), constants)
+        return gradient
     x, outer, inner, strides = as_blocks(gradient, axis)
     if x.numel():
         tile = dict(tile_for(x.shape[1], inner, (x, strides)))

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from bitempered.kernels.triton.mathematics import LN2, decay_factor, escort_power, exp, log2, log_ratio, phi
+from bitempered.kernels.triton.mathematics import LN2, decay_factor, divergence, escort_power, exp, log2, log_ratio
 from bitempered.kernels.triton.solver import normalize
 from bitempered.kernels.triton.tiles import (
     load,
@@ -57,14 +57,7 @@ def _soft_terms(
     log2_y = log2(tl.where(y > 0.0, y, 1.0), FAST)
     if WEIGHTED:
         log2_y = tl.where(positive, tl.where(y < 1e-30, log2_share, log2_y), 0.0)
-    log_y = log2_y * LN2
-    gap = log_y - log_p
-    above, below = tl.where(gap < 0.0, 0.0, gap), tl.where(gap < 0.0, gap, 0.0)
-    p_power = exp((2.0 - t1) * log_p)
-    smaller, size = tl.minimum(1.0, 2.0 - t1), tl.abs(1.0 - t1)
-    y_power = tl.maximum(exp((2.0 - t1) * log_y), 1e-37)  # times infinity it is not NaN
-    present = y_power * (phi(above, t1 - 1.0, T1_ZERO) - phi(above, t1 - 2.0, False))
-    present += p_power * (exp(smaller * below) * phi(below, size, T1_ZERO) - phi(below, 2.0 - t1, False))
+    terms = divergence(positive, log2_y * LN2, log_p, t1, T1_ZERO)
     v = exp(log_p) - y
     if not SAME:
         apart = s + (1.0 - t1)  # t2 - t1
@@ -74,7 +67,7 @@ def _soft_terms(
     if KIND < 0 or KIND == 3:
         e = tl.where(t2 == 0.0, 1.0, e)
         v, e = tl.where(outside, 0.0, v), tl.where(outside, 0.0, e)
-    return tl.where(positive, present, p_power / (2.0 - t1)), v, e
+    return terms, v, e
 
 
 @triton.jit
