@@ -161,6 +161,34 @@ def test_linear_layer_rescaled(pair):
         assert (x - y).norm() <= 1e-4 * y.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_rows_of_few_classes(kind, dtype):
+    """A thread for each row, in images and in rows; and the same classes as neighbours in memory."""
+    for shape in ((20000, 10), (2, 19, 128, 256), (2, 19, 1, 16400)):
+        logits, target, options = make(kind, shape, dtype)
+        layouts = [logits]
+        if len(shape) == 4:
+            layouts.append(logits.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2))
+        for t1, t2 in PAIRS:
+            for x in layouts:
+                check(bi_tempered_logistic_loss, x, target, t1, t2, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(100_000, 10), (2, 19, 256, 512), (4096, 1000), (65536, 1000)], ids=str)
+def test_memory_of_the_gradient(shape, kind):
+    logits, target, options = make(kind, shape, torch.bfloat16)
+    leaf = logits.requires_grad_()
+    bi_tempered_logistic_loss(leaf, target, 0.8, 1.2, **options).backward()  # compiles
+    leaf.grad = None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    bi_tempered_logistic_loss(leaf, target, 0.8, 1.2, **options).backward()
+    assert torch.cuda.max_memory_allocated() - before <= 1.05 * leaf.nbytes
+
+
 def make_binary(shape, dtype=torch.float32, soft=False):
     random = generator()
     logits = 3 * torch.randn(shape, generator=random, device="cuda")

@@ -143,7 +143,7 @@ def loss_kernel(
         # Backwards, since the end of a long row was read last and is still in the cache.
         last = tl.multiple_of((n_classes - 1) // COLUMNS * COLUMNS, 16)
         begin = 0
-        if not SINGLE:
+        if not (SINGLE or COLUMNS == 1):
             begin = tl.where(peeled | any_row(zero), 0, last + COLUMNS)
             coming = load(base, class_stride, last, n_classes, row_in, COLUMNS, VECTOR)
             for back in tl.range(0, begin, COLUMNS):
@@ -189,7 +189,7 @@ def loss_kernel(
             if peeled:
                 grad = tl.where(a == wide(top), top_grad, grad)
             grad = tl.where(wide(zero), 0.0, grad)
-            if any_row((label >= at) & (label < at + COLUMNS)):
+            if COLUMNS == 1 or any_row((label >= at) & (label < at + COLUMNS)):
                 grad = tl.where(c == wide(label), label_grad, grad)
             store(grad_base, grad_class, at, n_classes, row_in, grad, COLUMNS, VECTOR)
 

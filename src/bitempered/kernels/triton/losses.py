@@ -26,6 +26,7 @@ from bitempered.kernels.triton.tiles import count_tiles, tile_for
 
 _COUNTED_BY_EACH = 4096  # up to this many targets, counting them in every program is faster than one more launch
 _COUNTED_BY_ONE = 65536  # beyond this many targets, counting them in one program is slower than by many and a sum
+_COUNT = 4096  # targets that such a program reads at once
 _REGISTERS = 64  # per thread in the pass over long rows: spills cost less than more warps gain
 _plans = Memo()
 
@@ -223,9 +224,9 @@ def _compute(
     counted = divisor is not None or n > _COUNTED_BY_EACH or not indices or label_smoothing > 0
     count, targets = None, (n, classes, ignore_index)
     if mean and indices and counted and divisor is None:
-        counters = 1 if n <= _COUNTED_BY_ONE else min(256, -(-n // 4096))
+        counters = 1 if n <= _COUNTED_BY_ONE else min(256, -(-n // _COUNT))
         divisor = torch.empty(() if counters == 1 else counters, dtype=torch.float32, device=device)
-        constants = {"WEIGHTED": weight is not None, "COUNT": 4096, "num_warps": 8, **COMPILER_OPTIONS}
+        constants = {"WEIGHTED": weight is not None, "COUNT": _COUNT, "num_warps": 8, **COMPILER_OPTIONS}
         with on_device_of(x):
             count = launch_kernel(divisor_kernel, counters, (labels, weight, divisor, *targets), constants)
         if counters > 1:

@@ -7,7 +7,8 @@ function,
 
 so one pass over a row, summing r_i q_i^k for k = 0..3, gives its mass as a function of delta. That is enough for a step
 of third order and, where the step is small, for every sum of the loss and its gradient at m + delta. A chunk from the
-middle of a long row gives the start. So most rows are read twice: for the sums, and to write the gradient.
+middle of a long row gives the start. So most rows are read twice: for the sums, and to write the gradient. A row of few
+classes belongs to one thread, in tiles of one column: it is read once for its maximum, and then from the cache.
 
 The label is kept out of the sums and computed on its own, and so is the largest class, except in the first pass over a
 long row. So 1 - p is a sum of other probabilities, never a difference, and a small gradient keeps its digits.
@@ -94,18 +95,30 @@ def solve(
     """
     TERMS: tl.constexpr = (2 - (SHIFT == 0)) * (1 if KIND == 0 else 2 if KIND < 0 else 4) if SHIFT < 1 else 5
     columns = tile_columns(COLUMNS, VECTOR)
-    first = tl.multiple_of((n_classes // COLUMNS // 2) * COLUMNS, 16)
-    tile = load(base, class_stride, first, n_classes, row_in, COLUMNS, VECTOR, True).to(tl.float32)
-    top = tl.maximum(tl.max(tl.max(tile, 2), 1), label_logit)
-    u = wide(top) - tile
-    masked = u == float("inf")
-    count, mean = tl.sum(tl.where(masked, 0.0, 1.0), 2), tl.sum(tl.where(masked, 0.0, u), 2)
-    count, mean, _, _, _, _, _, _ = sums(count, mean, mean, mean, mean, mean, mean, mean, 2)
-    mean /= count
-    scale = 1.0 if SINGLE else n_classes / COLUMNS
+    FEW: tl.constexpr = COLUMNS == 1
+    scale = 1.0
+    if FEW:
+        top, count, total = label_logit, label_logit * 0.0, label_logit * 0.0
+        for at in tl.range(0, n_classes):
+            a = row_sum(load(base, class_stride, at, n_classes, row_in, COLUMNS, VECTOR, True).to(tl.float32))
+            masked = a == float("-inf")
+            top = tl.maximum(top, a)
+            count, total = tl.where(masked, count, count + 1.0), tl.where(masked, total, total + a)
+        tile, mean = wide(top), top - total / count
+    else:
+        first = tl.multiple_of((n_classes // COLUMNS // 2) * COLUMNS, 16)
+        tile = load(base, class_stride, first, n_classes, row_in, COLUMNS, VECTOR, True).to(tl.float32)
+        top = tl.maximum(tl.max(tl.max(tile, 2), 1), label_logit)
+        u = wide(top) - tile
+        masked = u == float("inf")
+        count, mean = tl.sum(tl.where(masked, 0.0, 1.0), 2), tl.sum(tl.where(masked, 0.0, u), 2)
+        count, mean, _, _, _, _, _, _ = sums(count, mean, mean, mean, mean, mean, mean, mean, 2)
+        mean /= count
+        if not SINGLE:
+            scale = n_classes / COLUMNS
     log_count = log2(count * scale, FAST) * LN2
     v = mean * stretch * exp(-s * log_count)
-    defined = s * v < 1.0
+    defined = (s * v < 1.0) & (v >= 0.0)
     bound = log_count - psi(tl.where(defined, v, 0.0), -s, KIND == 0, FAST)
     m = tl.where(defined & (bound > 0.0), bound, 0.0)
 
@@ -118,7 +131,7 @@ def solve(
         others, at_top = columns[None, :, :] != wide(label), tile == wide(top)
         ties = row_sum(tl.where(others & at_top, 1.0, 0.0))
         u = wide(top) - tl.where(others & (at_top == 0), tile, float("-inf"))
-    passes = 0
+    passes = 2 if FEW else 0  # `top` is the maximum already
     settled = active & (active == 0)
     todo = any_row(active)
     while todo:
@@ -131,19 +144,24 @@ def solve(
             a4, a5, a6, a7 = tl.sum(a4, 2), tl.sum(a5, 2), tl.sum(a6, 2), tl.sum(a7, 2)
             b0, b1, b2, b3, b4, b5, b6, b7 = sums(a0, a1, a2, a3, a4, a5, a6, a7, TERMS)
         else:
-            sampling, peel = passes == 0, passes > 1
+            sampling, peel = (False, True) if FEW else (passes == 0, passes > 1)
             zero = tl.zeros((ROWS, COLUMNS // VECTOR), tl.float32)
             a0, a1, a2, a3, a4, a5, a6, a7, tied = zero, zero, zero, zero, zero, zero, zero, zero, zero
             highest = zero + float("-inf")
-            start, stop = tl.where(sampling, first, 0), tl.where(sampling, first + COLUMNS, n_classes)
-            coming = load(base, class_stride, tl.multiple_of(start, 16), n_classes, row_in, COLUMNS, VECTOR, True)
+            start, stop = 0, n_classes
+            if not FEW:
+                start, stop = tl.where(sampling, first, 0), tl.where(sampling, first + COLUMNS, n_classes)
+                start = tl.multiple_of(start, 16)
+            coming = load(base, class_stride, start, n_classes, row_in, COLUMNS, VECTOR, True)
             for at in tl.range(start, stop, COLUMNS):
-                at = tl.multiple_of(at, 16)
+                at = at if FEW else tl.multiple_of(at, 16)
                 a = coming.to(tl.float32)
                 end = tl.minimum(stop, n_classes)
                 coming = load(base, class_stride, at + COLUMNS, end, row_in, COLUMNS, VECTOR, True)
                 highest = tl.maximum(highest, tl.max(a, 2))
-                if any_row((label >= at) & (label < at + COLUMNS)):
+                if FEW:
+                    a = tl.where(wide(label) == at, float("-inf"), a)
+                elif any_row((label >= at) & (label < at + COLUMNS)):
                     a = tl.where((at + columns)[None, :, :] == wide(label), float("-inf"), a)
                 if peel:
                     at_top = a == wide(top)
@@ -184,11 +202,12 @@ def solve(
         else:
             error = delta * 0.0
         done = error <= 3e-6
-        if SINGLE:
+        if SINGLE or FEW:
             if KIND < 0:  # twice, so that the sums are taken next to the root
                 settled, done = done, done & settled
             elif KIND == 3:
                 settled, done = done, done & (settled | (s >= 0.0))
+        if SINGLE:
             done |= (S0 != S0) | (passes == LIMIT)
             better = tl.maximum(m + delta, 0.0)
             todo = any_row(active & (done == 0))
@@ -207,7 +226,7 @@ def solve(
             better = tl.where(below & (better > 0.0), better, 0.0)
             # If a class has most of the mass, another pass leaves it out, unless it is the label. Below t2 = 1 a label
             # with most of the mass gets that pass too, for sums taken nearer to the root.
-            whole = peel | (better > 0.1)
+            whole = (better > 0.1) | peel
             if KIND == 3:
                 whole |= (label_logit >= peak) & (s >= 0.0)
             elif KIND >= 0:

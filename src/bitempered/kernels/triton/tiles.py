@@ -164,14 +164,21 @@ def store_losses(losses_ptr, row, row_in, loss, divisor, REDUCE: tl.constexpr, M
         tl.store(losses_ptr + row, loss.to(losses_ptr.dtype.element_ty), mask=row_in)
 
 
+_FEW = 32  # classes; of more, the rows of a warp's threads are too far apart, unless classes are not neighbours
+_MANY_ROWS = 2**14
+
+
 @functools.lru_cache(4096)
 def choose_tile(classes: int, inner: int, itemsize: int, contiguous: bool, vector: int) -> dict[str, Any]:
     """Return the tile of a program and its warps: the fastest of those tried on an H200, valid on any GPU.
 
     `contiguous` means that the classes of a row are neighbours in memory; `vector` is how many are loaded at once. Rows
-    of up to 8,192 classes stay in registers.
+    of up to 8,192 classes stay in registers. Where there are many rows of few classes, a thread has a row to itself, in
+    tiles of one column.
     """
     columns = max(16, triton.next_power_of_2(classes))
+    if classes <= (_FEW if contiguous else 2 * _FEW) and inner >= _MANY_ROWS:
+        return {"ROWS": 64, "COLUMNS": 1, "VECTOR": 1, "SINGLE": False, "num_warps": 2}
     if not contiguous:  # then neighbouring rows are loaded together
         rows, columns, warps = min(32, triton.next_power_of_2(inner)), min(columns, 32), 4
     elif columns > 8192:
