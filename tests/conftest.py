@@ -37,11 +37,12 @@ def by_triton(monkeypatch):
     from bitempered import kernels
 
     def chosen(*arguments, temperatures=()):
-        if any(isinstance(t, torch.Tensor) for t in temperatures):
+        if any(isinstance(t, torch.Tensor) and t.requires_grad for t in temperatures):
             return "core"
         return "triton" if torch.compiler.is_compiling() or kernels._forced.get() is None else "core"
 
     monkeypatch.setattr(kernels, "choose", chosen)
+    monkeypatch.setattr(kernels, "choose_binary", chosen)
 
 
 @pytest.fixture(params=[pytest.param(1, marks=pytest.mark.slow), 4])  # a program for each row takes twice as long
@@ -49,8 +50,8 @@ def chunks(monkeypatch, request):
     """Rows in chunks of 64 classes, as if they were long."""
     from bitempered.kernels.triton import tiles
 
-    tile = {"ROWS": request.param, "COLUMNS": 64, "VECTOR": 4, "SINGLE": False, "num_warps": 4}
-    monkeypatch.setattr(tiles, "choose_tile", lambda *_: tile)
+    tile = {"ROWS": request.param, "COLUMNS": 64, "SINGLE": False, "num_warps": 4}
+    monkeypatch.setattr(tiles, "choose_tile", lambda *given: {**tile, "VECTOR": given[-1]})
 
 
 @pytest.fixture(scope="module")

@@ -96,14 +96,15 @@ def by_triton(batch, dtype, tile=None):
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(kernels, "choose", return_value="triton"))
         if tile is not None:
-            patches.enter_context(mock.patch.object(tiles, "choose_tile", return_value=tile))
+            chunks = mock.patch.object(tiles, "choose_tile", lambda *given: {**tile, "VECTOR": given[-1]})
+            patches.enter_context(chunks)
         return by_torch(batch, dtype)
 
 
 def by_triton_in_chunks(batch, dtype):
     """Rows as if they were long: in several tiles."""
     tile = {"ROWS": batch.chunk.rows, "COLUMNS": 32 if batch.chunk.classes < 100 else 256}
-    return by_triton(batch, dtype, {**tile, "VECTOR": 4, "SINGLE": False, "num_warps": 4})
+    return by_triton(batch, dtype, {**tile, "SINGLE": False, "num_warps": 4})
 
 
 def by_numpy(batch, dtype):

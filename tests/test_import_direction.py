@@ -24,7 +24,7 @@ ROOMS = {
     "diagnosis": set(),
     "tune": set(),
     "audit": {"checks", "extras"},
-    "kernels": {"checks"},
+    "kernels": {"checks", "core"},
     "torch": ADAPTER | {"extras", "kernels"},
     "jax": ADAPTER | {"extras"},
     "keras": ADAPTER | {"extras"},

@@ -1,7 +1,8 @@
 """Fast implementations for `bitempered.torch`, and `choose`, the only place that picks one.
 
 - "core" computes everything.
-- "triton" computes losses over classes and the tempered softmax on a GPU, in half precision and float32.
+- "triton" computes losses over classes, binary losses, the tempered softmax and sigmoid on a GPU, in half precision and
+  float32.
 - "cpu" computes losses over classes, binary losses, the tempered softmax and sigmoid on a CPU. The wheel for Linux on
   x86-64 carries it; elsewhere a C compiler makes it. BITEMPERED_CPU_KERNEL=0 in the environment turns it off.
 
@@ -27,6 +28,12 @@ __all__ = ["choose", "choose_binary", "chosen", "require_core", "use"]
 NAMES = ("core", "triton", "cpu")
 _PLAIN = (Tensor, torch.nn.Parameter)
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
+_WHAT = {  # by whether it is binary, and has no target
+    (False, False): "loss",
+    (False, True): "softmax",
+    (True, False): "binary loss",
+    (True, True): "sigmoid",
+}
 _forced: ContextVar[str | None] = ContextVar("bitempered_kernel", default=None)
 
 
@@ -55,8 +62,8 @@ def chosen(logits: Tensor, target: Tensor | None = None, *, binary: bool = False
         logits, target: those of `bi_tempered_logistic_loss`; without a target, those of `tempered_softmax`.
         binary: ask for `bi_tempered_binary_logistic_loss`, or without a target for `tempered_sigmoid`.
 
-    Temperatures are taken to be numbers; core computes with tensors of temperatures, except for one on the CPU that
-    holds a single number and needs no gradient. What runs inside torch.compile can differ.
+    Temperatures are taken to be numbers. With tensors of temperatures that need a gradient core computes, and on the CPU
+    with all of them except for one that holds a single number. What runs inside torch.compile can differ.
 
     >>> with use("core"):
     ...     chosen(torch.zeros(2, 3), torch.tensor([0, 2]))
@@ -67,46 +74,27 @@ def chosen(logits: Tensor, target: Tensor | None = None, *, binary: bool = False
 
 def choose(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ...] = ()) -> str:
     """Return the name of the implementation for a loss over classes or, without a target, for a tempered softmax."""
-    for t in temperatures:
-        if isinstance(t, Tensor):
-            require_core(_what(target), "it takes temperatures that are numbers, got a tensor")
-            return "core"
+    return _choose(logits, target, temperatures, binary=False)
+
+
+def choose_binary(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ...] = ()) -> str:
+    """Return the name of the implementation for a binary loss or, without a target, for a tempered sigmoid."""
+    return _choose(logits, target, temperatures, binary=True)
+
+
+def _choose(logits: Tensor, target: Tensor | None, temperatures: tuple[Any, ...], *, binary: bool) -> str:
     if torch.compiler.is_compiling():
-        # The compiler can fuse core. A loss uses its kernel, as an opaque operator, but not in torch.export: exported
-        # programs run without this package. Unless strict, export traces without Dynamo.
-        if target is None or not torch.compiler.is_dynamo_compiling():
-            return "core"
-        if logits.is_cuda:
-            return "triton" if _triton_cannot(logits, target) is None else "core"
-        return _compiled_on_cpu(logits, target)
+        return _compiled(logits, target, temperatures, binary)
     forced = _forced.get()
     name = forced or ("triton" if logits.is_cuda else "cpu" if logits.is_cpu else "core")
     if name == "core":
         if forced is None:
             _warn_of_device(logits.device.type)
         return name
-    refusal = (_triton_refuses if name == "triton" else _cpu_refuses)(logits, target)
+    refusal = (_triton_refuses if name == "triton" else _cpu_refuses)(logits, target, temperatures, binary)
     if refusal and forced:
-        raise _cannot(name, _what(target), refusal)
+        raise _cannot(name, _WHAT[binary, target is None], refusal)
     return "core" if refusal else name
-
-
-def choose_binary(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ...] = ()) -> str:
-    """Return the name of the implementation for a binary loss or, without a target, for a tempered sigmoid."""
-    what = "sigmoid" if target is None else "binary loss"
-    if any(isinstance(t, Tensor) for t in temperatures):
-        require_core(what, "it takes temperatures that are numbers, got a tensor")
-        return "core"
-    if torch.compiler.is_compiling():
-        operator = target is not None and torch.compiler.is_dynamo_compiling()
-        return _compiled_on_cpu(logits, target, binary=True) if operator else "core"
-    forced = _forced.get()
-    if forced == "core" or (forced is None and not logits.is_cpu):
-        return "core"
-    refusal = "it computes no binary loss" if forced == "triton" else _cpu_refuses(logits, target, binary=True)
-    if refusal and forced:
-        raise _cannot(forced, what, refusal)
-    return "core" if refusal else "cpu"
 
 
 def require_core(what: str, reason: str) -> None:
@@ -116,28 +104,26 @@ def require_core(what: str, reason: str) -> None:
         raise _cannot(forced, what, reason)
 
 
-def _what(target: Tensor | None) -> str:
-    return "softmax" if target is None else "loss"
-
-
 def _cannot(name: str, what: str, reason: str) -> RuntimeError:
     return RuntimeError(f"the {name} kernel cannot compute this {what}: {reason}")
 
 
-def _triton_refuses(logits: Tensor, target: Tensor | None) -> str | None:
+def _triton_refuses(logits: Tensor, target: Tensor | None, temperatures: tuple[Any, ...], binary: bool) -> str | None:
     """Why the Triton kernels cannot compute this, or None."""
     if not logits.is_cuda:
         return f"it needs logits on a CUDA device, got {logits.device}"
-    return _triton_cannot(logits, target) or _not_plain(logits, target)
+    return _triton_cannot(logits, target, temperatures, binary) or _not_plain(logits, target)
 
 
-def _triton_cannot(logits: Tensor, target: Tensor | None) -> str | None:
+def _triton_cannot(logits: Tensor, target: Tensor | None, temperatures: tuple[Any, ...], binary: bool) -> str | None:
     if not _has_triton():
         return "triton is not installed"
     if logits.dtype == torch.float64:
         return "it computes in float32, got float64 logits"
     if target is not None and (target.requires_grad or target.dtype == torch.float64):
         return "it takes targets of at most float32 that need no gradient"
+    if any(isinstance(t, Tensor) and t.requires_grad for t in temperatures):
+        return "it takes temperatures that need no gradient"
     return None
 
 
@@ -168,12 +154,22 @@ def _has_triton() -> bool:
     return _HAS_TRITON
 
 
-def _compiled_on_cpu(logits: Tensor, target: Tensor | None, *, binary: bool = False) -> str:
-    """The implementation inside torch.compile, which traces this."""
+def _compiled(logits: Tensor, target: Tensor | None, temperatures: tuple[Any, ...], binary: bool) -> str:
+    """The implementation inside torch.compile, which traces this.
+
+    The compiler can fuse core. A loss uses its kernel, as an opaque operator, but not in torch.export: exported
+    programs run without this package. Unless strict, export traces without Dynamo.
+    """
     exports = getattr(torch.compiler, "is_exporting", None)
-    if logits.device.type != "cpu" or hooks.transformed() or (exports is not None and exports()):
+    if target is None or not torch.compiler.is_dynamo_compiling() or (exports is not None and exports()):
         return "core"
-    return "cpu" if _cpu_cannot(logits, target, binary) is None and _cpu_is_available() else "core"
+    if hooks.transformed():
+        return "core"
+    if logits.is_cuda:
+        return "triton" if _triton_cannot(logits, target, temperatures, binary) is None else "core"
+    if logits.device.type != "cpu" or _cpu_cannot(logits, target, temperatures, binary) is not None:
+        return "core"
+    return "cpu" if _cpu_is_available() else "core"
 
 
 @hooks.constant_when_compiled
@@ -181,18 +177,20 @@ def _cpu_is_available() -> bool:
     return not isinstance(cpu.library(), cpu.Unavailable)
 
 
-def _cpu_refuses(logits: Tensor, target: Tensor | None, *, binary: bool = False) -> str | None:
+def _cpu_refuses(logits: Tensor, target: Tensor | None, temperatures: tuple[Any, ...], binary: bool) -> str | None:
     """Why the CPU kernel cannot compute this loss, softmax or sigmoid, or None."""
     if not logits.is_cpu:
         return f"it needs logits on the CPU, got {logits.device}"
-    refusal = _cpu_cannot(logits, target, binary) or _not_plain(logits, target)
+    refusal = _cpu_cannot(logits, target, temperatures, binary) or _not_plain(logits, target)
     if refusal:
         return refusal
     library = cpu.library()
     return str(library) if isinstance(library, cpu.Unavailable) else None
 
 
-def _cpu_cannot(logits: Tensor, target: Tensor | None, binary: bool) -> str | None:
+def _cpu_cannot(logits: Tensor, target: Tensor | None, temperatures: tuple[Any, ...], binary: bool) -> str | None:
+    if any(isinstance(t, Tensor) for t in temperatures):
+        return "it takes temperatures that are numbers, got a tensor"
     if target is not None and target.requires_grad:
         return "it takes targets that need no gradient"
     for x in (logits, target):

@@ -114,10 +114,10 @@ def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, o
     return made
 
 
-def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
-    """Multiply the gradient in place by g, a scalar or one number per row."""
+def scale_(gradient: Tensor, g: Tensor, axis: int | None) -> Tensor:
+    """Multiply the gradient in place by g: a scalar, or one number per row or, of a binary loss, per element."""
     if g.dim() or g.item() != 1:
-        gradient *= g.unsqueeze(axis) if g.dim() else g
+        gradient *= g.unsqueeze(axis) if g.dim() and axis is not None else g
     return gradient
 
 
@@ -149,7 +149,7 @@ def _loss(
         _view(blocks), _view(y), _view(into),
         *map(_address, (labels, weight, g)), int(per_row), outer * inner, inner, classes, ignore_index,
         _REDUCTIONS[reduction], options.t1, options.t2, options.label_smoothing, sum_tolerance(target.element_size()),
-        options.inner, options.outer, out.data_ptr() if per_row else None, out.data_ptr(), parallel(),
+        *options.scales(classes), out.data_ptr() if per_row else None, out.data_ptr(), parallel(),
         torch.get_num_threads(),
     )  # fmt: skip
     status = _run("bitempered_loss", call, classes)
@@ -176,7 +176,7 @@ def binary_loss(
     g = None if g is None else g.to(wide)
     _binary(
         (logits, target, pos_weight, weight, g, out, gradient),
-        *(_REDUCTIONS[options.reduction], options.t1, options.t2, options.inner, options.outer),
+        *(_REDUCTIONS[options.reduction], options.t1, options.t2, *options.scales(2)),
         None if per_element else reduced.data_ptr(),
     )
     return reduced.to(wide) if out is None else out

@@ -246,17 +246,21 @@ def _mode(function: Any, with_forward_mode: Any) -> Any:
 
 def loss_per_example(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
     axis = -1 if options.axis is None else options.axis
-    return _loss_and_m(logits, target, weight, options)[0].squeeze(axis)
+    return _loss_and_m(logits, target, weight, _along_classes(options))[0].squeeze(axis)
 
 
 def gradient_per_example(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
     """The gradient of each example's loss in its logits, by operations that can be differentiated and mapped."""
+    options = _along_classes(options)
     _, m = _loss_and_m(logits, target, weight, options)
     weighted, at, axis = _at_solution(logits, target, weight, m, options)
     return core.weighted_gradient(weighted, at, options.t1, options.t2, axis=axis, xp=xp)
 
 
-def _loss_and_m(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> tuple[Tensor, Tensor]:
+def _along_classes(options: LossOptions) -> LossOptions:
     axis = -1 if options.axis is None else options.axis
-    options = options._replace(t1=along(options.t1, axis), t2=along(options.t2, axis))
+    return options._replace(t1=along(options.t1, axis), t2=along(options.t2, axis))
+
+
+def _loss_and_m(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> tuple[Tensor, Tensor]:
     return _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options[:6])

@@ -80,6 +80,7 @@ def checked_class_options(
         label_smoothing=float(label_smoothing),
         ignore_index=ignore_index,
         reduction=reduction,
+        rescale=rescale,
     )
     if key is not None:
         _checked.keep(key, options)
@@ -200,6 +201,7 @@ def _check_class_tensors(
 def check_binary_arguments(
     logits: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: str
 ) -> None:
+    """Validate everything except temperatures and values."""
     check_reduction(reduction)
     check_floating(logits, "logits")
     _check_tensor(target, "target")
@@ -211,7 +213,11 @@ def check_binary_arguments(
         _check_weight(value, name, logits.device)
         if value is not None and not broadcasts(value.shape, logits.shape):
             raise RuntimeError(expected_shape(f"{name} must broadcast to", logits.shape, value.shape))
-        check_not_negative(value, name)
+
+
+def check_binary_values(target: Tensor, weight: Tensor | None, pos_weight: Tensor | None) -> None:
+    check_not_negative(weight, "weight")
+    check_not_negative(pos_weight, "pos_weight")
     _check_values(
         target,
         lambda: (target >= 0) & (target <= 1),

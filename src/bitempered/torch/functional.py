@@ -17,6 +17,7 @@ from bitempered.torch.autograd import (
 )
 from bitempered.torch.checks import (
     check_binary_arguments,
+    check_binary_values,
     check_class_axis,
     check_floating,
     check_not_negative,
@@ -121,8 +122,10 @@ def tempered_sigmoid(logits: Tensor, t: Temperature) -> Tensor:
     tensor([0.5000, 0.5000])
     """
     check_floating(logits, "logits")
-    if kernels.choose_binary(logits, None, temperatures=(t,)) == "cpu" and not isinstance(t, Tensor):
-        return sigmoid_by_kernel(logits, check_temperature(t, "t"), result_dtype(logits))
+    t = number_if_known(temperature_per_example(t, logits, logits.shape))
+    kernel = kernels.choose_binary(logits, None, temperatures=(t,))
+    if kernel != "core":
+        return sigmoid_by_kernel(kernel, logits, t, result_dtype(logits))
     pairs = torch.stack((torch.zeros_like(logits), logits), dim=-1)
     return tempered_softmax(pairs, t, dim=-1)[..., 1]
 
@@ -180,31 +183,26 @@ def bi_tempered_logistic_loss(
         logits, target, weight, t1=t1, t2=t2, ignore_index=ignore_index, reduction=reduction,
         label_smoothing=label_smoothing, rescale=rescale,
     )  # fmt: skip
-    return class_loss(logits, target, weight, options, rescale=rescale, dtype=result_dtype(logits))
+    return class_loss(logits, target, weight, options, result_dtype(logits))
 
 
 def class_loss(
-    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, *, rescale: bool, dtype: torch.dtype
+    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
 ) -> Tensor:
     """`bi_tempered_logistic_loss` of arguments that are valid except, perhaps, in their values, which it checks."""
     t1, t2, axis = number_if_known(options.t1), number_if_known(options.t2), options.axis
     options = options._replace(t1=t1, t2=t2)
     kernel = kernels.choose(logits, target, temperatures=(t1, t2))
-    outer: Temperature = 1.0
-    if rescale and kernel == "cpu":
-        inner, outer = core.scales(logits.shape[axis], t1, t2)
-        options, rescale = options._replace(inner=inner, outer=outer), False
-    elif rescale:
-        logits, outer = _rescaled(logits, classes=logits.shape[axis], t1=t1, t2=t2, axis=axis)
     if kernel != "triton":  # the Triton kernels assert values on the device
         check_not_negative(weight, "weight")
     if kernel != "core":  # "cpu" checks class indices itself
-        if rescale:
-            return (loss_by_kernel(kernel, logits, target, weight, options, logits.dtype) * outer).to(dtype)
         return loss_by_kernel(kernel, logits, target, weight, options, dtype)
     check_target_values(target, logits.shape[axis], options)
+    outer: Temperature = 1.0
+    if options.rescale:
+        logits, outer = _rescaled(logits, classes=logits.shape[axis], t1=t1, t2=t2, axis=axis)
     losses = loss_per_example(logits, target, weight, options)
-    losses = losses * outer if rescale else losses
+    losses = losses * outer if options.rescale else losses
     return reduce_classes(losses, target, weight, options).to(dtype)
 
 
@@ -280,11 +278,12 @@ def bi_tempered_binary_logistic_loss(
     t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape)
     check_rescale(rescale, 2, t2)
     t1, t2 = number_if_known(t1), number_if_known(t2)
-    options = LossOptions(t1=t1, t2=t2, axis=None, reduction=reduction)
-    if kernels.choose_binary(logits, target, temperatures=(t1, t2)) == "cpu":
-        inner, outer = core.scales(2, t1, t2) if rescale else (1.0, 1.0)
-        options = options._replace(inner=inner, outer=outer)
-        return binary_loss_by_kernel(logits, target, pos_weight, weight, options, result_dtype(logits))
+    options = LossOptions(t1=t1, t2=t2, axis=None, reduction=reduction, rescale=rescale)
+    kernel = kernels.choose_binary(logits, target, temperatures=(t1, t2))
+    if kernel != "triton":  # the Triton kernel asserts values on the device
+        check_binary_values(target, weight, pos_weight)
+    if kernel != "core":
+        return binary_loss_by_kernel(kernel, logits, target, pos_weight, weight, options, result_dtype(logits))
     if pos_weight is not None:
         pos_weight = pos_weight.expand_as(logits)
     a, outer = _rescaled(logits, classes=2, t1=t1, t2=t2, axis=None) if rescale else (logits, 1.0)

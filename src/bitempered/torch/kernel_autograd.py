@@ -3,7 +3,6 @@
 First derivatives come from the kernel; second derivatives and batches of cotangents come from core.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -11,18 +10,27 @@ from torch import Tensor
 
 from bitempered import core
 from bitempered.encoding import weigh_elements
-from bitempered.kernels import cpu, hooks
+from bitempered.kernels import hooks
+from bitempered.kernels.implementations import implementation
 from bitempered.kernels.options import LossOptions
-from bitempered.torch.autograd import Temperature, gradient_per_example, log_softmax_and_partition, xp
+from bitempered.torch.autograd import (
+    Temperature,
+    along,
+    gradient_per_example,
+    log_softmax_and_partition,
+    with_tensors,
+    without_tensors,
+    xp,
+)
 from bitempered.torch.reductions import safe_divisor
 
 
 class _KernelLoss(torch.autograd.Function):
-    """(logits, target, class weights, options, dtype, kernel) -> the reduced loss.
+    """(logits, target, class weights, t1, t2, options, dtype, kernel) -> the reduced loss.
 
-    Forward also computes the gradient. The first backward scales that tensor in place and returns it; later ones
-    recompute it. In float16 every backward computes it: divided by a mean's count, it would vanish before a loss scale
-    could multiply it.
+    Temperatures are None or, if they are not numbers, tensors without a gradient. Forward also computes the gradient.
+    The first backward scales that tensor in place and returns it; later ones recompute it. In float16 every backward
+    computes it: divided by a mean's count, it would vanish before a loss scale could multiply it.
     """
 
     @staticmethod
@@ -31,12 +39,15 @@ class _KernelLoss(torch.autograd.Function):
         logits: Tensor,
         target: Tensor,
         weight: Tensor | None,
+        t1: Tensor | None,
+        t2: Tensor | None,
         options: LossOptions,
         dtype: torch.dtype,
         kernel: Any,
     ) -> Tensor:
         ctx.options, ctx.kernel = options, kernel
-        ctx.save_for_backward(logits, target, weight)
+        ctx.save_for_backward(logits, target, weight, t1, t2)
+        options = with_tensors(options, t1=t1, t2=t2)
         if logits.dtype == torch.float16:
             return kernel.loss(logits, target, weight, options, dtype)
         loss, ctx.gradient = kernel.loss_and_gradient(logits, target, weight, options, dtype)
@@ -44,28 +55,22 @@ class _KernelLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        options, kernel = ctx.options, ctx.kernel
-        if torch.is_grad_enabled() or not _has_memory(g):
-            logits, target, weight = ctx.saved_tensors
-            rows = g.unsqueeze(options.axis) if options.reduction == "none" else g
-            grad = (rows * _gradient_by_core(logits, target, weight, options)).to(logits.dtype)
-            return grad, None, None, None, None, None
-        gradient = vars(ctx).pop("gradient", None)
-        if gradient is None:
-            return kernel.gradient(g, *ctx.saved_tensors, options), None, None, None, None, None
-        return kernel.scale_(gradient, g, options.axis), None, None, None, None, None
+        kernel, axis, none = ctx.kernel, ctx.options.axis, (None,) * 7
+        by_core = torch.is_grad_enabled() or not _has_memory(g)
+        gradient = None if by_core else vars(ctx).pop("gradient", None)
+        if gradient is not None:
+            return kernel.scale_(gradient, g, axis), *none
+        logits, target, weight, t1, t2 = ctx.saved_tensors
+        options = with_tensors(ctx.options, t1=t1, t2=t2)
+        if not by_core:
+            return kernel.gradient(g, logits, target, weight, options), *none
+        rows = g.unsqueeze(axis) if options.reduction == "none" else g
+        return (rows * _gradient_by_core(logits, target, weight, options)).to(logits.dtype), *none
 
 
 # Function.apply first handles torch.func transforms, which takes much of a small loss's time. No kernel runs under a
 # transform, so skip that.
 _apply_kernel_loss = hooks.single_level_apply(_KernelLoss)
-
-
-@functools.cache
-def triton_kernels() -> Any:
-    from bitempered.kernels import triton
-
-    return triton
 
 
 def _has_memory(x: Tensor) -> bool:
@@ -77,8 +82,12 @@ def _has_memory(x: Tensor) -> bool:
 
 def _gradient_by_core(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
     """The gradient of a _KernelLoss, by operations that can be differentiated and mapped."""
-    a = logits if options.inner == 1 else options.inner * xp.widen(logits)
-    by_a = gradient_per_example(a, target, weight, options) * (options.inner * options.outer)
+    axis = -1 if options.axis is None else options.axis
+    inner, outer = options.scales(2 if options.axis is None else logits.shape[axis])
+    a = logits
+    if options.rescale:
+        a = (inner if options.axis is None else along(inner, axis)) * xp.widen(logits)
+    by_a = gradient_per_example(a, target, weight, options) * along(inner * outer, axis)
     if options.reduction != "mean" or options.axis is None:
         return by_a
     divisor, empty = safe_divisor(target, weight, options, by_a.dtype)
@@ -86,7 +95,7 @@ def _gradient_by_core(logits: Tensor, target: Tensor, weight: Tensor | None, opt
 
 
 class _KernelBinaryLoss(torch.autograd.Function):
-    """(logits, target, pos_weight, weight, options, dtype) -> the reduced binary loss, as _KernelLoss."""
+    """(logits, target, pos_weight, weight, t1, t2, options, dtype, kernel) -> the binary loss, as _KernelLoss."""
 
     @staticmethod
     def forward(
@@ -95,75 +104,84 @@ class _KernelBinaryLoss(torch.autograd.Function):
         target: Tensor,
         pos_weight: Tensor | None,
         weight: Tensor | None,
+        t1: Tensor | None,
+        t2: Tensor | None,
         options: LossOptions,
         dtype: torch.dtype,
+        kernel: Any,
     ) -> Tensor:
-        ctx.options = options
-        ctx.save_for_backward(logits, target, pos_weight, weight)
+        ctx.options, ctx.kernel = options, kernel
+        ctx.save_for_backward(logits, target, pos_weight, weight, t1, t2)
         if logits.dtype != torch.float16:
             ctx.gradient = torch.empty_like(logits)
-        made = vars(ctx).get("gradient")
-        return cpu.binary_loss(logits, target, pos_weight, weight, options, gradient=made).to(dtype)
+        made, options = vars(ctx).get("gradient"), with_tensors(options, t1=t1, t2=t2)
+        return kernel.binary_loss(logits, target, pos_weight, weight, options, gradient=made).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        logits, target, pos_weight, weight = ctx.saved_tensors
-        none = [None] * 5
-        if torch.is_grad_enabled() or not _has_memory(g):
-            expanded = None if pos_weight is None else pos_weight.expand_as(logits)
-            by_a = _gradient_by_core(logits, target, expanded, ctx.options)[..., 1]
-            by_a = by_a if weight is None else weigh_elements(by_a, weight, xp=xp)
-            by_a = by_a / max(logits.numel(), 1) if ctx.options.reduction == "mean" else by_a
-            return (g * by_a).to(logits.dtype), *none
-        gradient = vars(ctx).pop("gradient", None)
-        if gradient is None:
+        kernel, none = ctx.kernel, (None,) * 8
+        by_core = torch.is_grad_enabled() or not _has_memory(g)
+        gradient = None if by_core else vars(ctx).pop("gradient", None)
+        if gradient is not None:
+            return kernel.scale_(gradient, g, None), *none
+        logits, target, pos_weight, weight, t1, t2 = ctx.saved_tensors
+        options = with_tensors(ctx.options, t1=t1, t2=t2)
+        if not by_core:
             gradient = torch.empty_like(logits)
-            cpu.binary_loss(logits, target, pos_weight, weight, ctx.options, gradient=gradient, g=g)
-        elif g.dim() or g.item() != 1:
-            gradient *= g
-        return gradient, *none
+            kernel.binary_loss(logits, target, pos_weight, weight, options, gradient=gradient, g=g)
+            return gradient, *none
+        expanded = None if pos_weight is None else pos_weight.expand_as(logits)
+        by_a = _gradient_by_core(logits, target, expanded, options)[..., 1]
+        by_a = by_a if weight is None else weigh_elements(by_a, weight, xp=xp)
+        by_a = by_a / max(logits.numel(), 1) if options.reduction == "mean" else by_a
+        return (g * by_a).to(logits.dtype), *none
 
 
 class _KernelSigmoid(torch.autograd.Function):
-    """(logits, t, dtype) -> the tempered sigmoid. Forward also computes its derivative."""
+    """(logits, t, dtype, kernel) -> the tempered sigmoid. Forward also computes its derivative."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, t: float, dtype: torch.dtype) -> Tensor:
-        out, slope = cpu.sigmoid(logits, t, dtype, with_slope=True)
-        ctx.t = t
-        ctx.save_for_backward(logits, slope)
+    def forward(ctx: Any, logits: Tensor, t: Temperature, dtype: torch.dtype, kernel: Any) -> Tensor:
+        out, slope = kernel.sigmoid(logits, t, dtype, with_slope=True)
+        tensor, ctx.t = (t, None) if isinstance(t, Tensor) else (None, t)
+        ctx.save_for_backward(logits, slope, tensor)
         return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        logits, slope = ctx.saved_tensors
+        logits, slope, t = ctx.saved_tensors
         if torch.is_grad_enabled():
-            log_p, _ = log_softmax_and_partition(torch.stack((torch.zeros_like(logits), logits), -1), ctx.t, -1)
-            e = core.escort(log_p, ctx.t, axis=-1, xp=xp)
-            slope = core.power(log_p[..., 1], ctx.t, outside=True, xp=xp) * e[..., 0]
-        return (g * slope).to(logits.dtype), None, None
+            t = ctx.t if t is None else t
+            log_p, _ = log_softmax_and_partition(torch.stack((torch.zeros_like(logits), logits), -1), t, -1)
+            e = core.escort(log_p, along(t, -1), axis=-1, xp=xp)
+            slope = core.power(log_p[..., 1], t, outside=True, xp=xp) * e[..., 0]
+        return (g * slope).to(logits.dtype), None, None, None
 
 
 class _KernelSoftmax(torch.autograd.Function):
     """(logits, t, axis, what, dtype, kernel) -> the result of the kernel's `softmax`."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, t: float, axis: int, what: str, dtype: torch.dtype, kernel: Any) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, t: Temperature, axis: int, what: str, dtype: torch.dtype, kernel: Any
+    ) -> Tensor:
         out, state = kernel.softmax(logits, t, axis, what, dtype)
-        ctx.options, ctx.kernel = (t, axis, what), kernel
-        ctx.save_for_backward(logits, state)
+        tensor, ctx.t = (t, None) if isinstance(t, Tensor) else (None, t)
+        ctx.options, ctx.kernel = (axis, what), kernel
+        ctx.save_for_backward(logits, state, tensor)
         return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        logits, state = ctx.saved_tensors
-        t, axis, what = ctx.options
+        logits, state, t = ctx.saved_tensors
+        t = ctx.t if t is None else t
+        axis, what = ctx.options
         if not torch.is_grad_enabled() and _has_memory(g):
             return ctx.kernel.softmax_backward(g, logits, state, t, axis, what), None, None, None, None, None
         log_p, _ = log_softmax_and_partition(logits, t, axis)
         g_lambda = g.unsqueeze(axis) if what == "partition" else None
         g_log_p = None if what == "partition" else g * log_p.exp() if what == "probabilities" else g
-        grad = core.softmax_pullback(log_p, t, g_log_p=g_log_p, g_lambda=g_lambda, axis=axis, xp=xp)
+        grad = core.softmax_pullback(log_p, along(t, axis), g_log_p=g_log_p, g_lambda=g_lambda, axis=axis, xp=xp)
         return grad.to(logits.dtype), None, None, None, None, None
 
 
@@ -172,21 +190,20 @@ def loss_by_kernel(
 ) -> Tensor:
     """The reduced loss. The kernel checks the target's values: "cpu" raises, "triton" asserts on the device."""
     needs_gradient = logits.requires_grad and torch.is_grad_enabled()
-    if torch.compiler.is_compiling() and kernel == "cpu":
-        import bitempered.kernels.operators
-
-        return torch.ops.bitempered.cpu_loss.default(logits, target, weight, *options, dtype, needs_gradient)[0]
+    numbers, temperatures = without_tensors(options)
     if torch.compiler.is_compiling():
-        import bitempered.kernels.triton  # noqa: F401 (registers the operator)
+        import bitempered.kernels.operators  # noqa: F401 (registers the operator)
 
-        return torch.ops.bitempered.loss.default(logits, target, weight, *options[:6], dtype)
-    module = cpu if kernel == "cpu" else triton_kernels()
+        tensors = logits, target, weight, *temperatures
+        return torch.ops.bitempered.loss.default(*tensors, *numbers, kernel, dtype, needs_gradient)[0]
+    module = implementation(kernel)
     if needs_gradient:
-        return _apply_kernel_loss(logits, target, weight, options, dtype, module)
+        return _apply_kernel_loss(logits, target, weight, *temperatures, numbers, dtype, module)
     return module.loss(logits, target, weight, options, dtype)
 
 
 def binary_loss_by_kernel(
+    kernel: str,
     logits: Tensor,
     target: Tensor,
     pos_weight: Tensor | None,
@@ -194,25 +211,28 @@ def binary_loss_by_kernel(
     options: LossOptions,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The reduced binary loss by the CPU kernel, of a valid target."""
+    """The reduced binary loss of a valid target."""
     needs_gradient = logits.requires_grad and torch.is_grad_enabled()
+    numbers, temperatures = without_tensors(options)
     if torch.compiler.is_compiling():
         import bitempered.kernels.operators  # noqa: F401 (registers the operator)
 
-        tensors = logits, target, pos_weight, weight
-        return torch.ops.bitempered.cpu_binary_loss.default(*tensors, *options, dtype, needs_gradient)[0]
+        tensors = logits, target, pos_weight, weight, *temperatures
+        return torch.ops.bitempered.binary_loss.default(*tensors, *numbers, kernel, dtype, needs_gradient)[0]
+    module = implementation(kernel)
     if needs_gradient:
-        return _KernelBinaryLoss.apply(logits, target, pos_weight, weight, options, dtype)
-    return cpu.binary_loss(logits, target, pos_weight, weight, options).to(dtype)
+        return _KernelBinaryLoss.apply(logits, target, pos_weight, weight, *temperatures, numbers, dtype, module)
+    return module.binary_loss(logits, target, pos_weight, weight, options).to(dtype)
 
 
-def sigmoid_by_kernel(logits: Tensor, t: float, dtype: torch.dtype) -> Tensor:
-    """The tempered sigmoid by the CPU kernel."""
+def sigmoid_by_kernel(kernel: str, logits: Tensor, t: Temperature, dtype: torch.dtype) -> Tensor:
+    """The tempered sigmoid."""
+    module = implementation(kernel)
     if logits.requires_grad and torch.is_grad_enabled():
-        return _KernelSigmoid.apply(logits, t, dtype)
-    return cpu.sigmoid(logits, t, dtype, with_slope=False)[0]
+        return _KernelSigmoid.apply(logits, t, dtype, module)
+    return module.sigmoid(logits, t, dtype, with_slope=False)[0]
 
 
 def softmax_by_kernel(kernel: str, logits: Tensor, t: Temperature, axis: int, what: str, dtype: torch.dtype) -> Tensor:
     """The "probabilities", their "logarithms" or the "partition" from a kernel."""
-    return _KernelSoftmax.apply(logits, t, axis, what, dtype, cpu if kernel == "cpu" else triton_kernels())
+    return _KernelSoftmax.apply(logits, t, axis, what, dtype, implementation(kernel))

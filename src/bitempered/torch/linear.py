@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bitempered import kernels
 from bitempered.checks import check_number
+from bitempered.kernels.implementations import implementation
 from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import mean_divisor
 from bitempered.torch.autograd import Temperature, compute_dtype, with_tensors, without_tensors
@@ -29,7 +30,6 @@ from bitempered.torch.checks import (
     temperatures_per_example,
 )
 from bitempered.torch.functional import class_loss, probabilities, result_dtype
-from bitempered.torch.kernel_autograd import triton_kernels
 from bitempered.torch.reductions import divide, safe_divisor
 
 Gradients = tuple[Tensor | None, ...]  # of the first five tensors of _Inputs
@@ -51,7 +51,6 @@ class _LayerOptions(NamedTuple):
     loss: LossOptions
     class_weight: Tensor | None
     softcap: float | None
-    rescale: bool
 
 
 def linear_bi_tempered_logistic_loss(
@@ -72,8 +71,8 @@ def linear_bi_tempered_logistic_loss(
     """`bi_tempered_logistic_loss` of the logits `linear(hidden, weight, bias)`, which never exist all at once.
 
     Besides its results it needs memory for two chunks of logits, each about as large as `hidden`, and for the gradient
-    of `weight` in float32; on a GPU, for class indices without smoothing, softcap, rescale or tensor temperatures, for
-    one such chunk only. For "mean" and "sum" the gradients are computed in forward, for "none" in backward.
+    of `weight` in float32; on a GPU, for class indices without smoothing, softcap or tensor temperatures, for one such
+    chunk only. For "mean" and "sum" the gradients are computed in forward, for "none" in backward.
 
     Args:
         hidden: (..., H), the input of the linear layer.
@@ -125,11 +124,11 @@ def linear_bi_tempered_logistic_loss(
     check_not_negative(class_weight, "class_weight")
     if torch.compiler.is_compiling():
         logits = _capped(F.linear(hidden, weight, bias), softcap)
-        loss = class_loss(logits, target, class_weight, options, rescale=rescale, dtype=result)
+        loss = class_loss(logits, target, class_weight, options, result)
     else:
         options, temperatures = without_tensors(options)
         inputs = _Inputs(hidden, weight, bias, *temperatures, target)
-        loss = _apply(inputs, _LayerOptions(options, class_weight, softcap, rescale))
+        loss = _apply(inputs, _LayerOptions(options, class_weight, softcap))
     return loss.reshape(rows if reduction == "none" else ()).to(result)
 
 
@@ -220,7 +219,7 @@ class _LinearLoss(torch.autograd.Function):
             inputs, needs = _Inputs(*ctx.saved_tensors), ctx.needs_input_grad[:5]
             _, gradients = ctx.compute(inputs, ctx.options, needs=needs, g=g if per_row else None)
         if not per_row:
-            scale = triton_kernels().scale_ if ctx.compute is _device_chunks else _scale
+            scale = implementation("triton").scale_ if ctx.compute is _device_chunks else _scale
             gradients = tuple(None if x is None else scale(x, g, x.dim() - 1) for x in gradients)
         return *gradients, None, None, None
 
@@ -241,7 +240,7 @@ def _by_triton(inputs: _Inputs, options: _LayerOptions) -> bool:
     hidden, weight, _, t1, t2, target = inputs
     if len(hidden) == 0 or target.is_floating_point() or t1 is not None or t2 is not None:
         return False
-    if options.loss.label_smoothing > 0 or options.softcap is not None or options.rescale:
+    if options.loss.label_smoothing > 0 or options.softcap is not None:
         return False
     chunk = hidden.detach().new_empty((0, len(weight)))  # like one of logits, but without rows
     return kernels.choose(chunk, target[:0]) == "triton"
@@ -251,7 +250,7 @@ def _device_chunks(
     inputs: _Inputs, options: _LayerOptions, *, needs: tuple[bool, ...], g: Tensor | None = None
 ) -> tuple[Tensor, Gradients]:
     """`_chunks` by the Triton kernels: chunks of rows with all classes, then chunks of classes with all rows."""
-    triton = triton_kernels()
+    triton = implementation("triton")
     hidden, weight, bias, _, _, target = inputs
     of_loss, class_weight = options.loss, options.class_weight
     reduction = of_loss.reduction
@@ -293,7 +292,7 @@ def _device_chunks(
         for start in range(0, classes, step):
             chunk = slice(start, start + step)
             logits = _linear(hidden, weight[chunk], None if bias is None else bias[chunk], buffer)
-            triton.class_gradients_(logits, target, state, first=start, t1=of_loss.t1, t2=of_loss.t2)
+            triton.class_gradients_(logits, target, state, of_loss, first=start)
             _product(logits.t(), hidden, scale, by_weight[chunk])
     if by_bias is not None and bias is not None:
         by_bias = (by_bias / scale).to(bias.dtype)
@@ -348,7 +347,7 @@ def _chunks(
         with torch.set_grad_enabled(any(needs)):
             capped = _capped(logits.requires_grad_(any(needs)), options.softcap)
             of_chunk = with_tensors(of_loss, t1=first, t2=second)
-            loss = class_loss(capped, target[rows], options.class_weight, of_chunk, rescale=options.rescale, dtype=wide)
+            loss = class_loss(capped, target[rows], options.class_weight, of_chunk, wide)
             losses.append(loss.detach())
             if not any(needs):
                 continue

@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from bitempered.kernels.memo import Memo
+from bitempered.kernels.options import LossOptions
 from bitempered.kernels.triton.mathematics import exp
 
 _COMPILED = isinstance(exp, triton.JITFunction)  # and not interpreted
@@ -21,20 +22,44 @@ FAST_MATH = _COMPILED and torch.version.hip is None
 DIRECT = FAST_MATH and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 _NEAR = 0.09  # of s: nearer to 0, 1 + s v would lose digits that the exponent 1 / s needs
 _launches = Memo()
+_ANY = {"KIND": 3, "SHIFT": -1, "FAST": FAST_MATH, "NEAR": True, "Q": 0, "R": 0, "E": 0, "SAME": False, "T1_ZERO": 2}
+
+
+def temperature_constants(t1: Any, t2: Any, *names: str) -> dict[str, Any]:
+    """Return the constants that the temperatures compile a kernel for, those of these names or all."""
+    known = _ANY if isinstance(t1, Tensor) or isinstance(t2, Tensor) else _constants(t1, t2)
+    return {name: known[name] for name in names} if names else known
 
 
 @functools.lru_cache(4096)
-def temperature_constants(t1: float, t2: float) -> dict[str, Any]:
-    """Return the constants that the temperatures compile a kernel for: see `summands` and `named_sums`."""
+def _constants(t1: float, t2: float) -> dict[str, Any]:
+    """See `summands` and `named_sums`."""
     s = t2 - 1
     kind = (s > 0) - (s < 0) + (s > 1)
     shift = 0 if t1 == 1 else -2 if t1 > 1 else 1 if kind > 0 and math.isclose(1 - t1, s, rel_tol=1e-9) else -1
-    known = {"KIND": kind, "SHIFT": shift, "FAST": FAST_MATH}
+    known = {"KIND": kind, "SHIFT": shift, "FAST": FAST_MATH, "SAME": t1 == t2, "T1_ZERO": int(t1 == 1)}
     for q in range(1, 13) if s >= _NEAR else ():
         r, e = q / s, q * (2 - t1) / s
         if max(r, e) + q < 64 and all(math.isclose(n, round(n), rel_tol=1e-9) for n in (r, e)):
             return known | {"NEAR": False, "Q": q, "R": round(r), "E": round(e)}
     return known | {"NEAR": abs(s) < _NEAR, "Q": 0, "R": 0, "E": 0}
+
+
+def temperature_arguments(options: LossOptions, classes: int, device: torch.device) -> tuple[Any, ...]:
+    """Return the arguments of `tiles.row_temperatures` but for the rows."""
+    t1, t2 = options.t1, options.t2
+    if isinstance(t1, Tensor) or isinstance(t2, Tensor):
+        log_classes = math.log(classes) if options.rescale else 0.0
+        return 1.0, 1.0, 0.0, log_classes, 1.0, *_by_row(t1, device), *_by_row(t2, device)
+    return t1, t2, t2 - 1, *options.scales(classes), None, 0, None, 0
+
+
+def _by_row(t: Any, device: torch.device) -> tuple[Tensor, int]:
+    """A temperature in float32, and the distance from one row's to the next."""
+    if not isinstance(t, Tensor):
+        t = torch.full((), t, dtype=torch.float32, device=device)
+    repeated = all(size == 1 or stride == 0 for size, stride in zip(t.shape, t.stride(), strict=True))
+    return (t, 0) if repeated else (t.contiguous(), 1)
 
 
 def launch_kernel(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Any:

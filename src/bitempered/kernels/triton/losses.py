@@ -10,8 +10,7 @@ from bitempered.checks import sum_tolerance
 from bitempered.kernels.layout import as_blocks, empty_gradient
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
-from bitempered.kernels.targets import mean_divisor
-from bitempered.kernels.triton.label_loss import class_gradients_kernel, divisor_kernel, loss_kernel
+from bitempered.kernels.triton.label_loss import divisor_kernel, label_gradient_kernel, loss_kernel
 from bitempered.kernels.triton.launch import (
     ASSERTING_OPTIONS,
     COMPILER_OPTIONS,
@@ -19,13 +18,15 @@ from bitempered.kernels.triton.launch import (
     FAST_MATH,
     launch_kernel,
     on_device_of,
+    temperature_arguments,
     temperature_constants,
 )
-from bitempered.kernels.triton.soft_loss import soft_loss_kernel
+from bitempered.kernels.triton.soft_loss import soft_gradient_kernel, soft_loss_kernel
 from bitempered.kernels.triton.tiles import count_tiles, tile_for
 
 _COUNTED_BY_EACH = 4096  # up to this many targets, counting them in every program is faster than one more launch
-_COUNTED_BY_ONE = 65536  # beyond this many targets, counting them in one program is slower than two torch launches
+_COUNTED_BY_ONE = 65536  # beyond this many targets, counting them in one program is slower than by many and a sum
+_COUNT = 4096  # targets that such a program reads at once
 _REGISTERS = 64  # per thread in the pass over long rows: spills cost less than more warps gain
 _plans = Memo()
 
@@ -66,7 +67,8 @@ def _compute_as_planned(
     x, labels = logits.data_ptr(), target.data_ptr()
     into = x if gradient is None else gradient.data_ptr()
     key: Any = None
-    if DIRECT and weight is None and (x | into | labels) % 16 == 0:
+    numbers = not (isinstance(options.t1, Tensor) or isinstance(options.t2, Tensor))
+    if DIRECT and numbers and weight is None and (x | into | labels) % 16 == 0:
         device = logits.get_device()
         if device == torch.cuda.current_device():
             key = (
@@ -96,6 +98,30 @@ def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, o
     return result
 
 
+def new_state(logits: Tensor, axis: int) -> Tensor:
+    """An empty tensor for what `gradient_from` needs of each row."""
+    rows = math.prod(logits.shape[:axis]) * math.prod(logits.shape[axis + 1 :])
+    return logits.new_empty((8, rows), dtype=torch.float32)
+
+
+def loss_and_state(
+    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The loss, and for `gradient_from` a few numbers per row."""
+    state = new_state(logits, options.axis)
+    return _compute(logits, target, weight, options, dtype=dtype, state=state), state
+
+
+def gradient_from(
+    state: Tensor, g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions
+) -> Tensor:
+    """The gradient of sum(g * loss) in the logits, contiguous, without solving again."""
+    made = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    if logits.numel():
+        _gradient_from(state, g, logits, target, weight, options, made, 0)
+    return made
+
+
 def chunk_loss(
     logits: Tensor,
     target: Tensor,
@@ -117,18 +143,51 @@ def chunk_loss(
     )
 
 
-def class_gradients_(logits: Tensor, target: Tensor, state: Tensor, *, first: int, t1: float, t2: float) -> None:
+def class_gradients_(logits: Tensor, target: Tensor, state: Tensor, options: LossOptions, *, first: int) -> None:
     """Overwrite recomputed logits, of the classes from `first` on, with the gradient."""
-    rows, classes = logits.shape
-    temperature = temperature_constants(t1, t2)
-    tile = dict(tile_for(classes, rows, (logits, (0, logits.stride(0), logits.stride(1)))))
+    _gradient_from(state, None, logits, target, None, options, logits, first)
+
+
+def _gradient_from(
+    state: Tensor,
+    g: Tensor | None,
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: LossOptions,
+    gradient: Tensor,
+    first: int,
+) -> None:
+    x, outer, inner, strides = as_blocks(logits, options.axis)
+    into, _, _, into_strides = as_blocks(gradient, options.axis)
+    indices = not target.is_floating_point()
+    y, y_strides = (target.contiguous(), (0, 0, 0)) if indices else as_blocks(target, options.axis)[::3]
+    others = [(into, into_strides)] if indices else [(into, into_strides), (y, y_strides)]
+    tile = dict(tile_for(x.shape[1], inner, (x, strides), *others))
     tile.pop("SINGLE")
-    constants = {name: temperature[name] for name in ("KIND", "NEAR", "FAST", "Q", "R", "E")}
-    with on_device_of(logits):
-        arguments = (
-            logits, logits.stride(0), target, state, state.stride(0), rows, first, classes, t1, t2, t2 - 1,
-        )  # fmt: skip
-        launch_kernel(class_gradients_kernel, count_tiles(rows, tile), arguments, constants | tile | COMPILER_OPTIONS)
+    g_stride = 0 if g is None or options.reduction != "none" else 1
+    g = g if g is None or g.dim() == 0 else g.contiguous()
+    temperatures = temperature_arguments(options, x.shape[1], x.device)
+    tensors = (x, *strides, into, *into_strides)
+    with on_device_of(x):
+        if indices and not options.label_smoothing:
+            constants = temperature_constants(options.t1, options.t2, "KIND", "NEAR", "FAST", "Q", "R", "E")
+            kernel: Any = label_gradient_kernel
+            constants |= {"SCALED": g is not None}
+            arguments = (
+                *tensors, y, g, g_stride, state, state.stride(0), inner, first, x.shape[1],
+                *temperatures,
+            )  # fmt: skip
+        else:
+            kernel = soft_gradient_kernel
+            constants = temperature_constants(options.t1, options.t2, "KIND", "FAST", "T1_ZERO", "SAME")
+            constants |= {"INDICES": indices, "WEIGHTED": weight is not None}
+            weight = None if weight is None else weight.contiguous()
+            arguments = (
+                *tensors, y, *y_strides, weight, g, g_stride, state, state.stride(0),
+                inner, x.shape[1], options.label_smoothing, *temperatures,
+            )  # fmt: skip
+        launch_kernel(kernel, outer * count_tiles(inner, tile), arguments, constants | tile | COMPILER_OPTIONS)
 
 
 def _compute(
@@ -155,7 +214,8 @@ def _compute(
         return torch.full(shape, math.nan if mean else 0.0, dtype=dtype, device=device)
     x, outer, inner, strides = as_blocks(logits, axis)
     into, _, _, into_strides = (x, outer, inner, strides) if gradient is None else as_blocks(gradient, axis)
-    geometry = tile_for(classes, inner, (x, strides), (into, into_strides))
+    y, y_strides = (target, (0, 0, 0)) if indices else as_blocks(target, axis)[::3]
+    geometry = tile_for(classes, inner, (x, strides), (into, into_strides), *([] if indices else [(y, y_strides)]))
     programs = outer * count_tiles(inner, geometry)
     losses_dtype = torch.float32 if reduce or dtype is None else dtype
     losses = torch.empty(shape if programs == 1 or not reduce else programs, dtype=losses_dtype, device=device)
@@ -163,28 +223,30 @@ def _compute(
     labels = target.contiguous() if indices else target
     counted = divisor is not None or n > _COUNTED_BY_EACH or not indices or label_smoothing > 0
     count, targets = None, (n, classes, ignore_index)
-    if mean and counted and divisor is None:
-        if not indices or n > _COUNTED_BY_ONE:
-            divisor, key = mean_divisor(target, weight, axis=axis, ignore_index=ignore_index), None
-        else:
-            divisor = torch.empty((), dtype=torch.float32, device=device)
-            constants = {"WEIGHTED": weight is not None, "COUNT": 4096, "num_warps": 8, **COMPILER_OPTIONS}
-            with on_device_of(x):
-                count = launch_kernel(divisor_kernel, 1, (labels, weight, divisor, *targets), constants)
+    if mean and indices and counted and divisor is None:
+        counters = 1 if n <= _COUNTED_BY_ONE else min(256, -(-n // _COUNT))
+        divisor = torch.empty(() if counters == 1 else counters, dtype=torch.float32, device=device)
+        constants = {"WEIGHTED": weight is not None, "COUNT": _COUNT, "num_warps": 8, **COMPILER_OPTIONS}
+        with on_device_of(x):
+            count = launch_kernel(divisor_kernel, counters, (labels, weight, divisor, *targets), constants)
+        if counters > 1:
+            divisor, key = divisor.sum(), None
     common = {
-        **temperature_constants(t1, t2), **geometry, **ASSERTING_OPTIONS, "SAME": t1 == t2,
+        **geometry, **ASSERTING_OPTIONS,
         "WEIGHTED": weight is not None, "MEAN": mean, "REDUCE": reduce, "WITH_LOSS": dtype is not None,
-        "WITH_GRAD": gradient is not None, "SCALED": g is not None,
+        "WITH_GRAD": gradient is not None, "WITH_STATE": state is not None, "SCALED": g is not None,
     }  # fmt: skip
+    temperatures = temperature_arguments(options, classes, device)
+    state_stride = 0 if state is None else state.stride(0)
     g_stride = 0 if g is None or reduce else 1
     g = g if g is None or reduce else g.contiguous()
     with on_device_of(x):
         if indices and not label_smoothing:
             tensors = (x, *strides, into, *into_strides, labels, weight, g, g_stride, losses, divisor)
-            state_stride = 0 if state is None else state.stride(0)
-            values = (state, state_stride, n, inner, classes, ignore_index, t1, t2, t2 - 1)
-            common |= {"COUNTED": counted, "WITH_STATE": state is not None}
-            if FAST_MATH and not geometry["SINGLE"]:
+            values = (state, state_stride, n, inner, classes, ignore_index, *temperatures)
+            names = ("KIND", "NEAR", "FAST", "SHIFT", "Q", "R", "E", "SAME")
+            common |= temperature_constants(t1, t2, *names) | {"COUNTED": counted}
+            if FAST_MATH and not geometry["SINGLE"] and common["KIND"] != 3:
                 common["maxnreg"] = _REGISTERS
             shortcut = launch_kernel(loss_kernel, programs, (*tensors, *values), common)
             if key is not None and shortcut is not None and x is logits and labels is target:
@@ -193,15 +255,13 @@ def _compute(
                 pattern.untyped_storage().resize_(0)  # keeps shape, dtype and device, but no memory in a graph's pool
                 _plans.keep(key, _Plan(launch, pattern, strides, into_strides, (*values, *rest), count, targets))
         else:
-            y, y_strides = (labels, (0, 0, 0)) if indices else as_blocks(target, axis)[::3]
-            for name in ("SHIFT", "Q", "R", "E"):
-                del common[name]
             arguments = (
-                x, *strides, into, *into_strides, y, *y_strides, weight, g, g_stride, losses, divisor,
-                inner, classes, ignore_index, label_smoothing, sum_tolerance(target.element_size()),
-                t1, t2, t2 - 1,
+                x, *strides, into, *into_strides, labels if indices else y, *y_strides,
+                weight, g, g_stride, losses, divisor, state, state_stride, n, inner, classes, ignore_index,
+                label_smoothing, sum_tolerance(target.element_size()), *temperatures,
             )  # fmt: skip
-            launch_kernel(soft_loss_kernel, programs, arguments, common | {"T1_IS_ONE": t1 == 1, "INDICES": indices})
+            common |= temperature_constants(t1, t2, "KIND", "NEAR", "FAST", "T1_ZERO", "SAME") | {"INDICES": indices}
+            launch_kernel(soft_loss_kernel, programs, arguments, common)
     return _finish(losses, reduce, dtype)
 
 

@@ -3,8 +3,9 @@
 With s = t2 - 1, u = max(a) - a_i, d = e^(-s m), x = 1 + s u d and q = 1 / x, the number r = x^(-1/s) is a
 probability relative to the largest.
 
-KIND is 0 at t2 = 1, -1 below, 1 above, and 2 above t2 = 2. NEAR means that s is near 0, where 1 + s u d loses digits
-that count. FAST means NVIDIA's approximate instructions.
+KIND is 0 at t2 = 1, -1 below, 1 above, and 2 above t2 = 2; it is 3 if every row has temperatures of its own, of any
+kind. NEAR means that s is near 0, where 1 + s u d loses digits that count. FAST means NVIDIA's approximate
+instructions. With `rescale` d is larger by a factor, the one of the logits, so that u d is right for unscaled logits.
 """
 
 import math
@@ -61,24 +62,29 @@ def _expm1_near(x):
 
 
 @triton.jit
-def phi(v, s, S_IS_ZERO: tl.constexpr):
+def phi(v, s, ZERO: tl.constexpr):
+    """expm1(s v) / s. ZERO is 1 where s is 0, 2 where it may be while v is infinite, else 0."""
+    if ZERO == 1:
+        return v
     x = s * v
-    return v if S_IS_ZERO else tl.where(tl.abs(x) < 0.25, v * _expm1_near(x), (exp(x) - 1.0) / s)
+    y = tl.where(tl.abs(x) < 0.25, v * _expm1_near(x), (exp(x) - 1.0) / s)
+    return tl.where(s == 0.0, v, y) if ZERO == 2 else y
 
 
 @triton.jit
-def psi(v, s, S_IS_ZERO: tl.constexpr, FAST: tl.constexpr):
+def psi(v, s, ZERO: tl.constexpr, FAST: tl.constexpr):
+    """log1p(s v) / s, and for ZERO v."""
     z = s * v
-    return v if S_IS_ZERO else tl.where(tl.abs(z) < 0.4, v - v * _log1p_near(z), log2(1.0 + z, FAST) * LN2 / s)
+    return v if ZERO else tl.where(tl.abs(z) < 0.4, v - v * _log1p_near(z), log2(1.0 + z, FAST) * LN2 / s)
 
 
 @triton.jit
-def decay_factor(m, s, KIND: tl.constexpr):
-    """d = e^(-s m); above t = 2 its root, since d may underflow where u d is large."""
+def decay_factor(m, s, stretch, KIND: tl.constexpr):
+    """d = stretch e^(-s m); above t = 2 its root, since d may underflow where u d is large."""
     x = -0.5 * s * m if KIND > 1 else -s * m
     near = x * _expm1_near(x) + 1.0  # exact to the last bit, where a GPU's exp2 is not: u may be large
     # A masked class, u = inf, stays at inf where e^(-s m) underflows.
-    decay = tl.where(tl.abs(x) < 0.25, near, exp(x))
+    decay = tl.where(tl.abs(x) < 0.25, near, exp(x)) * (tl.sqrt(stretch) if KIND > 1 else stretch)
     return tl.maximum(decay, 1e-37, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -94,7 +100,9 @@ def log_ratio(u, d, s, KIND: tl.constexpr, FAST: tl.constexpr):
         return -u, u != u
     v = decayed(u, d, KIND)
     x = s * v
-    outside = (x < -1.0) | (u == float("inf")) if KIND < 0 else u != u
+    outside = (x < -1.0) | (u == float("inf")) if KIND < 0 or KIND == 3 else u != u
+    if KIND == 3:
+        outside &= s < 0.0
     zero = (x <= -1.0) | (u == float("inf"))
     log_r = -psi(tl.where(zero, 0.0, v), s, False, FAST)
     if KIND > 1:
@@ -161,11 +169,27 @@ def _power(h, N: tl.constexpr):
 
 
 @triton.jit
+def escort_power(u, d, t2, s, KIND: tl.constexpr, FAST: tl.constexpr):
+    """r^t2, which at t2 = 0 is 1 on the edge of the support, and log r."""
+    log_r, outside = log_ratio(u, d, s, KIND, FAST)
+    power = exp(tl.where(log_r == float("-inf"), log_r, log_r + s * log_r))
+    if KIND < 0 or KIND == 3:
+        power = tl.where(outside, 0.0, tl.where(t2 == 0.0, 1.0, power))
+    return power, log_r
+
+
+@triton.jit
 def summands(
     u, d, t1, t2, s, KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, SHIFT: tl.constexpr,
     Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """The terms of `named_sums`. A root h = x^(-1/Q) with r = h^R and r^(2-t1) = h^E saves transcendentals."""
+    if KIND == 3:
+        rt, log_r = escort_power(u, d, t2, s, KIND, FAST)
+        # Below t2 = 1 q is not needed, and its square may overflow.
+        q = tl.where((log_r == float("-inf")) | (s < 0.0), 0.0, reciprocal(1.0 + (u * d) * (s * d), FAST))
+        re, both = exp((2.0 - t1) * log_r), exp((s + (2.0 - t1)) * log_r)
+        return exp(log_r), rt, rt * q, rt * q * q, re, both, both * q, both * q * q
     if Q > 0:
         h = _root(u, d, s, KIND, Q, FAST)
         q, r, re = _power(h, Q), _power(h, R), _power(h, E)
@@ -218,6 +242,9 @@ def gradient_terms(
     Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """c1 r^(1+t2-t1) + c2 r^t2."""
+    if KIND == 3:
+        rt, log_r = escort_power(u, d, t2, s, KIND, FAST)
+        return c1 * exp((s + (2.0 - t1)) * log_r) + c2 * rt
     if Q > 0:
         h = _root(u, d, s, KIND, Q, FAST)
         if E >= R:
@@ -230,3 +257,16 @@ def gradient_terms(
     if KIND < 0:
         grad = tl.where(u * (s * d) < -1.0, 0.0, grad)
     return grad
+
+
+@triton.jit
+def divergence(positive, log_y, log_p, t1, T1_ZERO: tl.constexpr):
+    """One class's part of `core.loss`; log y is 0 where y is not positive."""
+    gap = log_y - log_p
+    above, below = tl.where(gap < 0.0, 0.0, gap), tl.where(gap < 0.0, gap, 0.0)
+    p_power = exp((2.0 - t1) * log_p)
+    smaller, size = tl.minimum(1.0, 2.0 - t1), tl.abs(1.0 - t1)
+    y_power = tl.maximum(exp((2.0 - t1) * log_y), 1e-37)  # times infinity it is not NaN
+    present = y_power * (phi(above, t1 - 1.0, T1_ZERO) - phi(above, t1 - 2.0, False))
+    present += p_power * (exp(smaller * below) * phi(below, size, T1_ZERO) - phi(below, 2.0 - t1, False))
+    return tl.where(positive, present, p_power / (2.0 - t1))

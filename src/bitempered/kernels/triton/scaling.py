@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bitempered.kernels.layout import as_blocks
 from bitempered.kernels.triton.launch import COMPILER_OPTIONS, launch_kernel, on_device_of
-from bitempered.kernels.triton.tiles import any_row, count_tiles, load, store, tile_columns, tile_for, wide
+from bitempered.kernels.triton.tiles import any_row, count_tiles, load, row_starts, store, tile_for, wide
 
 _SMALL_GRADIENT = 2**23  # numbers: below, an operation of torch is faster than a launch that may have nothing to do
 
@@ -21,24 +21,43 @@ def _scale_kernel(
 ):  # fmt: skip
     """Multiply the rows of the gradient by g, in place. A tile where every g is 1 is not even read."""
     tiles = tl.cdiv(n_inner, ROWS)
-    columns = tile_columns(COLUMNS, VECTOR)
     for tile in tl.range(tl.program_id(0), tiles * n_outer, tl.num_programs(0)):
         outer = (tile // tiles).to(tl.int64)
         inner = (tile % tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
         row_in = inner < n_inner
         g = tl.load(g_ptr + (outer * n_inner + inner) * g_stride, mask=row_in, other=1.0).to(tl.float32)
         if any_row(g != 1.0):
-            base = grad_ptr + outer * outer_stride + inner * inner_stride
+            base = row_starts(grad_ptr, outer, outer_stride, inner, inner_stride, VECTOR)
             for at in tl.range(0, n_classes, COLUMNS):
-                c = tl.multiple_of(at, 16) + columns
-                x = load(base, class_stride, c, n_classes, row_in)
-                store(base, class_stride, c, n_classes, row_in, wide(g) * x.to(tl.float32))
+                at = tl.multiple_of(at, 16)
+                x = load(base, class_stride, at, n_classes, row_in, COLUMNS, VECTOR)
+                store(base, class_stride, at, n_classes, row_in, wide(g) * x.to(tl.float32), COLUMNS, VECTOR)
 
 
-def scale_(gradient: Tensor, g: Tensor, axis: int) -> Tensor:
-    """Multiply the gradient in place by g, a scalar or one number per row. A large one is not touched where g is 1."""
+@triton.jit
+def _scale_all_kernel(grad_ptr, g_ptr, n, BLOCK: tl.constexpr):
+    """Multiply numbers in place by one, unless that is 1."""
+    g = tl.load(g_ptr).to(tl.float32)
+    if g != 1.0:
+        for at in tl.range(tl.program_id(0).to(tl.int64) * BLOCK, n, tl.num_programs(0) * BLOCK):
+            i = at + tl.arange(0, BLOCK)
+            x = tl.load(grad_ptr + i, mask=i < n, other=0.0)
+            tl.store(grad_ptr + i, (g * x.to(tl.float32)).to(grad_ptr.dtype.element_ty), mask=i < n)
+
+
+def scale_(gradient: Tensor, g: Tensor, axis: int | None) -> Tensor:
+    """Multiply the gradient, which is dense, in place by g: a scalar, or one number per row or, of a binary loss, per
+    element. A large gradient is not touched where g is 1."""
     if gradient.numel() < _SMALL_GRADIENT:
-        return gradient.mul_(g.unsqueeze(axis) if g.dim() else g)
+        return gradient.mul_(g.unsqueeze(axis) if g.dim() and axis is not None else g)
+    if axis is None and g.dim():
+        return gradient.mul_(g)
+    if axis is None:
+        programs = min(-(-gradient.numel() // 4096), 8 * _processors(gradient.device))
+        with on_device_of(gradient):
+            constants = {"BLOCK": 4096, "num_warps": 8} | COMPILER_OPTIONS
+            launch_kernel(_scale_all_kernel, programs, (gradient, g, gradient.numel()), constants)
+        return gradient
     x, outer, inner, strides = as_blocks(gradient, axis)
     if x.numel():
         tile = dict(tile_for(x.shape[1], inner, (x, strides)))

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bitempered.kernels.triton.mathematics import exp
+
 
 @triton.jit
 def wide(x):
@@ -25,6 +27,52 @@ def any_row(x):
 @triton.jit
 def row_sum(x):
     return tl.sum(tl.sum(x, 2), 1)
+
+
+@triton.jit
+def spread(x, KIND: tl.constexpr):
+    """A number of each row for a tile, if every row has its own (KIND 3); otherwise it is one for all rows."""
+    return wide(x) if KIND == 3 else x
+
+
+@triton.jit
+def _add_2(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def _add_4(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def _add_5(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4
+
+
+@triton.jit
+def _add_8(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7
+
+
+@triton.jit
+def sums(x0, x1, x2, x3, x4, x5, x6, x7, TERMS: tl.constexpr):
+    """The sums over the last axis of the first TERMS of these, which cross the warps together; others repeat one."""
+    axis: tl.constexpr = len(x0.shape) - 1
+    if TERMS == 1:
+        x0 = tl.sum(x0, axis)
+        return x0, x0, x0, x0, x0, x0, x0, x0
+    elif TERMS == 2:
+        x0, x1 = tl.reduce((x0, x1), axis, _add_2)
+        return x0, x1, x1, x1, x1, x1, x1, x1
+    elif TERMS == 4:
+        x0, x1, x2, x3 = tl.reduce((x0, x1, x2, x3), axis, _add_4)
+        return x0, x1, x2, x3, x3, x3, x3, x3
+    elif TERMS == 5:
+        x0, x1, x2, x3, x4 = tl.reduce((x0, x1, x2, x3, x4), axis, _add_5)
+        return x0, x1, x2, x3, x4, x4, x4, x4
+    else:
+        return tl.reduce((x0, x1, x2, x3, x4, x5, x6, x7), axis, _add_8)
 
 
 @triton.jit
@@ -52,23 +100,58 @@ def program_rows(n_inner, ROWS: tl.constexpr):
 
 
 @triton.jit
-def load(base, class_stride, c, n_classes, row_in, AGAIN: tl.constexpr = False):
-    """The logits of classes c, and -inf beyond the last class. AGAIN keeps them in the cache.
+def row_temperatures(t1, t2, s, stretch, scale, t1_ptr, t1_stride, t2_ptr, t2_stride, row, row_in, KIND: tl.constexpr):
+    """The temperatures, t2 - 1, and the factors of the logits and the loss, as arguments or, for KIND 3, per row.
 
-    They stay in the dtype of the tensor: a loop loads them one turn ahead, and in that dtype they take less room.
+    Then `stretch` is log K with `rescale` and 0 without.
     """
-    kept = row_in[:, None, None] & (c < n_classes)[None, :, :]
-    at = base[:, None, None] + (c.to(tl.int64) * class_stride)[None, :, :]
-    if AGAIN:
-        return tl.load(at, mask=kept, other=float("-inf"), eviction_policy="evict_last")
-    return tl.load(at, mask=kept, other=float("-inf"), eviction_policy="evict_first")
+    if KIND == 3:
+        t1 = tl.load(t1_ptr + row * t1_stride, mask=row_in, other=1.0)
+        t2 = tl.load(t2_ptr + row * t2_stride, mask=row_in, other=1.0)
+        s = t2 - 1.0
+        scale = exp((1.0 - t1) * stretch)
+        stretch = exp(s * stretch)
+    return t1, t2, s, stretch, scale
 
 
 @triton.jit
-def store(base, class_stride, c, n_classes, row_in, x):
-    kept = row_in[:, None, None] & (c < n_classes)[None, :, :]
-    at = base[:, None, None] + (c.to(tl.int64) * class_stride)[None, :, :]
-    tl.store(at, x.to(base.dtype.element_ty), mask=kept, eviction_policy="evict_first")
+def row_starts(pointer, outer, outer_stride, inner, inner_stride, VECTOR: tl.constexpr):
+    """Where rows start: at multiples of VECTOR, which Triton does not see if their strides are multiples of 8 only."""
+    offset = outer * outer_stride + inner * inner_stride
+    return pointer + (tl.multiple_of(offset, VECTOR) if VECTOR > 1 else offset)
+
+
+@triton.jit
+def tile_places(at, class_stride, n_classes, row_in, COLUMNS: tl.constexpr, VECTOR: tl.constexpr):
+    """The offsets of the classes from `at` on in their rows, and which of them exist.
+
+    All or none of a vector exist, by a mask that is constant along it, so that a thread moves it at once.
+    """
+    first = at + tl.arange(0, COLUMNS // VECTOR) * VECTOR
+    c = first[:, None] + tl.arange(0, VECTOR)[None, :]
+    kept = row_in[:, None, None] & (first < n_classes)[None, :, None]
+    return (c.to(tl.int64) * class_stride)[None, :, :], kept
+
+
+@triton.jit
+def load(
+    base, class_stride, at, n_classes, row_in, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, AGAIN: tl.constexpr = False
+):
+    """The logits of the classes from `at` on, and -inf beyond the last class. AGAIN keeps them in the cache.
+
+    They stay in the dtype of the tensor: a loop loads them one turn ahead, and in that dtype they take less room.
+    """
+    places, kept = tile_places(at, class_stride, n_classes, row_in, COLUMNS, VECTOR)
+    if AGAIN:
+        return tl.load(base[:, None, None] + places, mask=kept, other=float("-inf"), eviction_policy="evict_last")
+    return tl.load(base[:, None, None] + places, mask=kept, other=float("-inf"), eviction_policy="evict_first")
+
+
+@triton.jit
+def store(base, class_stride, at, n_classes, row_in, x, COLUMNS: tl.constexpr, VECTOR: tl.constexpr):
+    places, kept = tile_places(at, class_stride, n_classes, row_in, COLUMNS, VECTOR)
+    x = x.to(base.dtype.element_ty)
+    tl.store(base[:, None, None] + places, x, mask=kept, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -81,14 +164,21 @@ def store_losses(losses_ptr, row, row_in, loss, divisor, REDUCE: tl.constexpr, M
         tl.store(losses_ptr + row, loss.to(losses_ptr.dtype.element_ty), mask=row_in)
 
 
+_FEW = 32  # classes; of more, the rows of a warp's threads are too far apart, unless classes are not neighbours
+_MANY_ROWS = 2**14
+
+
 @functools.lru_cache(4096)
 def choose_tile(classes: int, inner: int, itemsize: int, contiguous: bool, vector: int) -> dict[str, Any]:
     """Return the tile of a program and its warps: the fastest of those tried on an H200, valid on any GPU.
 
     `contiguous` means that the classes of a row are neighbours in memory; `vector` is how many are loaded at once. Rows
-    of up to 8,192 classes stay in registers.
+    of up to 8,192 classes stay in registers. Where there are many rows of few classes, a thread has a row to itself, in
+    tiles of one column.
     """
     columns = max(16, triton.next_power_of_2(classes))
+    if classes <= (_FEW if contiguous else 2 * _FEW) and inner >= _MANY_ROWS:
+        return {"ROWS": 64, "COLUMNS": 1, "VECTOR": 1, "SINGLE": False, "num_warps": 2}
     if not contiguous:  # then neighbouring rows are loaded together
         rows, columns, warps = min(32, triton.next_power_of_2(inner)), min(columns, 32), 4
     elif columns > 8192:
