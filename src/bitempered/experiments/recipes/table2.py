@@ -23,6 +23,7 @@ from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, made_by, newest, rich_table, spread, write
 from bitempered.experiments.runs import Job, Progress, Row, Tell, find, make, provenance, today
+from bitempered.experiments.team import current
 
 __all__ = ["TABLE2", "Table2", "markdown", "plan", "quick", "render", "reproduce", "table"]
 
@@ -81,7 +82,7 @@ def plan(what: str, options: Options) -> Plan:
         return table(recipe, rows, speed)
 
     files = "table2.md, table2.jsonl, curves.jsonl, speed.jsonl (delete it to time again)"
-    return Plan(f"table2-{network}{'-quick' if options.quick else ''}", make, files)
+    return Plan(f"table2-{network}{'-quick' if options.quick else ''}", make, files, together=True)
 
 
 def reproduce(
@@ -97,14 +98,19 @@ def reproduce(
     folder.mkdir(parents=True, exist_ok=True)
     progress(0, 1, "timing a step with each loss")
     waiting = partial(progress, 0, 1, "waiting for another process, which is timing a step with each loss")
-    with lock(folder, "speed", waiting):
-        maker = provenance(device)
-        wanted = {**timing(recipe), **{name: value for name, value in maker.items() if name != "commit"}}
-        speed = find(read_rows(folder / "speed.jsonl"), wanted)
-        if speed is None:
-            speed = {**wanted, **maker, "date": today(), **measure_speed(recipe, torch.device(device))}
-            append_rows(folder / "speed.jsonl", [speed])
+    team = current()
 
+    def timed() -> Row:
+        with lock(folder, "speed", waiting):
+            maker = provenance(device)
+            wanted = {**timing(recipe), **{name: value for name, value in maker.items() if name != "commit"}}
+            speed = find(read_rows(folder / "speed.jsonl"), wanted)
+            if speed is None:
+                speed = {**wanted, **maker, "date": today(), **measure_speed(recipe, torch.device(device))}
+                append_rows(folder / "speed.jsonl", [speed])
+            return speed
+
+    speed = team.share(timed)
     plan = [(seed, loss) for seed in recipe.seeds for loss in recipe.losses]
 
     def job(seed: int, loss: Loss) -> Job:
@@ -113,7 +119,7 @@ def reproduce(
             best = max(metrics, key=lambda epoch: epoch["top1"])
             row = {
                 "top1_last": metrics[-1]["top1"], "top1_best": best["top1"], "best_epoch": best["epoch"],
-                "seconds": metrics[-1]["seconds"],
+                "seconds": metrics[-1]["seconds"], "processes": team.size,
             }  # fmt: skip
             curve = {name: [epoch[name] for epoch in metrics] for name in ("training_loss", "top1", "seconds")}
             return [row], [curve]
@@ -122,7 +128,8 @@ def reproduce(
         return Job(f"{loss.name}-seed{seed}", runs, train, recipe.training.steps(data))
 
     rows = make([partial(job, *cell) for cell in plan], folder, "table2", progress, device=device)
-    write(folder, {"table2.md": markdown(recipe, rows, speed).encode()})
+    if team.first:
+        write(folder, {"table2.md": markdown(recipe, rows, speed).encode()})
     return rows, speed
 
 
