@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from bitempered.noise import symmetric
 from bitempered.torch import BiTemperedLogisticLoss, tempered_softmax
 
+T1, T2 = 0.8, 1.2  # with (1, 1) it is cross-entropy
+
 
 class Classifier(lightning.LightningModule):
-    def __init__(self, t1: float = 0.8, t2: float = 1.2) -> None:
+    def __init__(self, t1: float = T1, t2: float = T2) -> None:
         super().__init__()
         self.save_hyperparameters()  # t2 belongs to the model: its probabilities need it
         self.network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
@@ -35,12 +37,12 @@ class Classifier(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=2e-3)
 
 
-def main(epochs: int = 10) -> float:
+def main(epochs: int = 10, seed: int = 0, t1: float = T1, t2: float = T2) -> float:
     pixels, labels = load_digits(return_X_y=True)
     x, x_test, y, y_test = train_test_split((pixels / 16).astype(np.float32), labels, test_size=500, random_state=0)
-    y = symmetric(y, 0.4, rng=np.random.default_rng(0), num_classes=10)
+    y = symmetric(y, 0.4, rng=np.random.default_rng(seed), num_classes=10)
 
-    lightning.seed_everything(0)
+    lightning.seed_everything(seed)
     trainer = lightning.Trainer(
         max_epochs=epochs,
         logger=False,
@@ -48,7 +50,7 @@ def main(epochs: int = 10) -> float:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    model = Classifier()
+    model = Classifier(t1, t2)
     trainer.fit(model, DataLoader(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), batch_size=64, shuffle=True))
     predicted = trainer.predict(model, DataLoader(TensorDataset(torch.from_numpy(x_test)), batch_size=500))
     accuracy = (torch.cat(predicted).argmax(1).numpy() == y_test).mean()

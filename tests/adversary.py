@@ -46,10 +46,11 @@ def logits(genes, classes):
     return np.pad(gaps, ((0, 0), (1, 0))), np.pad(counts, ((0, 0), (1, 0)), constant_values=1)
 
 
-def search(t, classes, bar, *, seed=0, population=400, generations=15):
+def search(t, classes, bar, *, seed=0, population=400, generations=15, error=mass_error):
     """The most steps that logits were found for whose mass is still off by more than `bar`, and those logits.
 
-    Evolution: the logits that are hardest for one number of steps are the parents of those for the next.
+    `error` tells what a number of steps leaves. Evolution: the logits that are hardest for one number of steps are the
+    parents of those for the next.
     """
     rng = np.random.default_rng(seed)
     genes = np.concatenate(
@@ -70,14 +71,14 @@ def search(t, classes, bar, *, seed=0, population=400, generations=15):
     start, steps, hardest = genes, 0, None
     while True:
         genes = np.concatenate([start, genes])
-        errors = mass_error(*logits(genes, classes), t, steps + 1)
+        errors = error(*logits(genes, classes), t, steps + 1)
         for _ in range(generations):
             best = np.argsort(-errors)[: population // 8]
             children = np.repeat(genes[best], 7, axis=0)
             change = rng.normal(size=children.shape) * rng.choice([0.03, 0.2, 1.0], (len(children), 1))
             children += change * (rng.random(children.shape) < 0.3)
             genes = np.concatenate([genes[best], children])
-            errors = np.concatenate([errors[best], mass_error(*logits(children, classes), t, steps + 1)])
+            errors = np.concatenate([errors[best], error(*logits(children, classes), t, steps + 1)])
         if not errors.max() > bar:
             return steps, hardest
         steps += 1

@@ -6,7 +6,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -327,6 +327,8 @@ def reproduce(
     try:
         from rich.console import Console
 
+        from bitempered.experiments.team import join
+
         options = recipes.Options(
             choose_device(device), dataset=dataset, network=network, quick=quick, seeds=seeds, data_dir=data_dir
         )
@@ -337,11 +339,13 @@ def reproduce(
         fail(str(error), 2)
     out = out or OUTPUT / plan.name
     after_ctrl_c = "run the same command with --resume to continue" if "resume" in takes else "nothing was written"
-    with clear_errors(out, after_ctrl_c):
-        if "resume" in takes and not resume and (unfinished := stopped(out)):
+    with clear_errors(out, after_ctrl_c), join(options.device, together=plan.together) as team:
+        if "resume" in takes and not resume and (unfinished := team.share(lambda: stopped(out))):
             fail(f"a run was stopped: continue it with --resume, or delete {', '.join(map(str, unfinished))}", 1)
-        with progress_bar() as progress:
+        with progress_bar() if team.first else nullcontext(lambda *_: None) as progress:
             table = plan.make(out, progress)
+    if not team.first:
+        return
     if isinstance(table, str):  # Markdown, whose lines must not be broken
         print(table)
     elif table is not None:
@@ -536,6 +540,7 @@ def clear_errors(out: Path, after_ctrl_c: str = "run the same command to continu
     from bitempered.experiments.checkpoints import BadCheckpoint
     from bitempered.experiments.files import BadRows
     from bitempered.experiments.sources import DataError
+    from bitempered.experiments.team import Lost
 
     with_main = signal.getsignal(signal.SIGINT) is stop_at_once
     try:
@@ -552,6 +557,8 @@ def clear_errors(out: Path, after_ctrl_c: str = "run the same command to continu
         fail(str(error), 1)
     except (BadRows, DataError, BadCheckpoint) as error:
         fail(str(error), 1)
+    except Lost as error:
+        fail(f"{error}; {after_ctrl_c}, on any number of processes ({out})", 1)
     finally:
         if with_main:
             signal.signal(signal.SIGINT, stop_at_once)

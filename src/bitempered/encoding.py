@@ -74,12 +74,13 @@ def encode_classes(
     indices: bool,
     checked: bool = True,
     kept: Array | None = None,
+    all_classes: int | None = None,
     xp: Any,
 ) -> tuple[Array, Array | None, bool]:
     """Return class probabilities y and class weights w that broadcast against the logits a, and whether y is one-hot.
 
     The target holds class `indices`, without the class axis, or probabilities. Unless it is `checked`, y is NaN for an
-    index that is not a class. Smoothing covers the classes `kept`.
+    index that is not a class. Smoothing covers the classes `kept`, or `all_classes` if a has a part of them.
     """
     classes, along_axis = a.shape[axis], (-1,) + (1,) * (len(a.shape) - axis - 1)
     is_label = indices and not label_smoothing
@@ -89,7 +90,7 @@ def encode_classes(
     if indices and not checked:
         y = xp.where(xp.sum(y, axis=axis) == 0, math.nan, y)
     if label_smoothing:
-        count = classes if kept is None else xp.sum(xp.cast(kept, a), axis=axis)
+        count = all_classes or classes if kept is None else xp.sum(xp.cast(kept, a), axis=axis)
         uniform = label_smoothing / count
         y = (1 - label_smoothing) * y + (uniform if kept is None else xp.where(kept, uniform, 0.0))
     if weight is None:

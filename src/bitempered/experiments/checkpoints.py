@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from bitempered.experiments.files import write_atomically
+from bitempered.experiments.team import current
 
 __all__ = ["BadCheckpoint", "Checkpoint", "Due", "pack", "unpack"]
 
@@ -38,14 +39,16 @@ class Checkpoint:
         return cls(folder / f"{name}-{key}.checkpoint", identity)
 
     def save(self, state: dict[str, Any]) -> None:
-        """Save tensors, numbers, text, and lists and dictionaries of them."""
+        """Save tensors, numbers, text, and lists and dictionaries of them. Of a team, the first process does."""
+        if not current().first and current().together:
+            return
         write_atomically(self.path, pack({"identity": self.identity, **state}))
 
     def load(self, restore: Callable[[dict[str, Any]], None], device: torch.device) -> None:
         """Pass what was saved to `restore`, if there is a file; an exception from it means that the file is damaged."""
-        if not self.path.exists():
+        content = current().share(lambda: self.path.read_bytes() if self.path.exists() else None)
+        if content is None:
             return
-        content = self.path.read_bytes()
         try:
             state = unpack(content, device)
             if state["identity"] != self.identity:

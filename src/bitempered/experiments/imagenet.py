@@ -1,6 +1,8 @@
 """ResNets on ImageNet's folders: reading the images, and one run of training.
 
-A batch is made of micro-batches whose gradients are added, so batch normalisation sees one micro-batch at a time.
+A batch is made of micro-batches whose gradients are added, so batch normalisation sees one micro-batch at a time. The
+processes of a team have a part of the micro-batches each and add their gradients: the numbers are those of one process,
+but for the order of sums.
 Training images are cropped to 8 to 100 % of their area, and half are mirrored; validation images are cropped to their
 centre. All randomness follows from the seed, the epoch and the image: a stopped run continues from the last epoch it
 finished, and on a CPU gives the same numbers bit for bit.
@@ -13,11 +15,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from bitempered.experiments import networks
@@ -25,6 +28,7 @@ from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.runs import Row, Tell, identity
 from bitempered.experiments.sources import DataError, first_names
+from bitempered.experiments.team import Team, current, neighbours
 from bitempered.experiments.train import rate_factors
 
 __all__ = ["Data", "ImageFiles", "ImagenetRun", "ImagenetTraining", "Learner", "read_folder"]
@@ -189,7 +193,8 @@ def workers(device: torch.device) -> int:
     """Return how many processes read images: none for a CPU, which trains more slowly than it reads."""
     if device.type != "cuda":
         return 0
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // neighbours())
 
 
 def batches(images: ImageFiles, rows: list[list[int]], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
@@ -223,19 +228,50 @@ class Learner:
             {"params": [w for w in weights if w.dim() <= 1], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.SGD(groups, lr=0.0, momentum=training.momentum)
+        self.norms: list[Any] = [x for x in self.network.modules() if isinstance(x, nn.BatchNorm2d)]
         self.mean, self.deviation = (255 * torch.tensor(c, device=device).view(3, 1, 1) for c in (MEAN, DEVIATION))
 
     def logits(self, pixels: Tensor) -> Tensor:
         x = (pixels.permute(0, 3, 1, 2) - self.mean) / self.deviation  # which is channels-last, as the network is
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
             logits: Tensor = self.network(x)
-        return logits.float()
+        return logits if logits.dtype == torch.float64 else logits.float()
 
     def add(self, loss: Loss, pixels: Tensor, labels: Tensor, of: int) -> Tensor:
         """Add the gradient of a micro-batch to that of its batch of `of` images; return its share of the mean."""
         value = loss(self.logits(pixels), labels).sum() / of
         value.backward()
         return value.detach()
+
+    def remember(self) -> Tensor:
+        """Return the running statistics, for `gather`."""
+        return torch.cat([x.flatten() for norm in self.norms for x in statistics(norm)] or [self.mean.new_empty(0)])
+
+    def gather(self, team: Team, counts: list[int], before: Tensor, loss: Tensor) -> Tensor:
+        """Add the gradients of all processes, which had so many micro-batches each; return their added losses.
+
+        Each micro-batch moved the running statistics r to (1 - f) r + f x. From those `before`, the part that a process
+        has added counts once for every later micro-batch less by a factor of 1 - f: r is then as if one process had
+        seen all in the order of ranks.
+        """
+        own, later, every = counts[team.rank], sum(counts[team.rank + 1 :]), sum(counts)
+        kept = [torch.full((2 * norm.num_features,), 1 - norm.momentum) for norm in self.norms]
+        keep = torch.cat(kept).to(before) if kept else before
+        added = (self.remember() - keep**own * before) * keep**later
+        weights = [w for group in self.optimizer.param_groups for w in group["params"]]
+        for w in weights:
+            w.grad = torch.zeros_like(w) if w.grad is None else w.grad
+        tensors = [*(w.grad for w in weights), added, loss]
+        total = team.add(torch.cat([x.flatten() for x in tensors]))
+        *gradients, added, loss = total.split([x.numel() for x in tensors])
+        for w, gradient in zip(weights, gradients, strict=True):
+            w.grad.copy_(gradient.view_as(w))
+        running = [x for norm in self.norms for x in statistics(norm)]
+        for x, value in zip(running, (keep**every * before + added).split([x.numel() for x in running]), strict=True):
+            x.copy_(value)
+        for norm in self.norms:
+            norm.num_batches_tracked += every - own
+        return loss[0]
 
     def update(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -244,12 +280,17 @@ class Learner:
         self.optimizer.zero_grad()
 
 
+def statistics(norm: Any) -> tuple[Tensor, Tensor]:
+    return norm.running_mean, norm.running_var
+
+
 class ImagenetRun:
     """One loss and one seed: epochs, metrics, checkpoints."""
 
     def __init__(self, training: ImagenetTraining, loss: Loss, seed: int, data: Data, device: torch.device) -> None:
         self.training, self.loss, self.seed, self.data, self.device = training, loss, seed, data, device
         self.learner = Learner(training, data.classes, seed, device)
+        self.team = current()
         self.metrics: list[Row] = []
         self.batch = min(training.batch_size, len(data.train.names))
         self.per_epoch = training.steps(data) // training.epochs
@@ -282,12 +323,18 @@ class ImagenetRun:
         images = replace(self.data.train, draw=(self.seed, number))
         order = torch.from_numpy(np.random.default_rng((0, self.seed, number)).permutation(len(images.names)))
         rows = order[: self.per_epoch * self.batch].split(self.batch)
-        reader = batches(images, [part.tolist() for batch in rows for part in self.split(batch)], self.device)
+        parts = [[part.tolist() for part in self.split(batch)] for batch in rows]
+        reader = batches(images, [part for batch in parts for part in self.team.part(batch)], self.device)
         self.learner.network.train()
         total = torch.zeros((), device=self.device)
-        for step, batch in enumerate(rows, start=(number - 1) * self.per_epoch):
-            for _ in self.split(batch):
-                total += self.learner.add(self.loss, *next(reader), of=self.batch)
+        for step, batch in enumerate(parts, start=(number - 1) * self.per_epoch):
+            before, value = self.learner.remember(), torch.zeros((), device=self.device)
+            for _ in self.team.part(batch):
+                value = value + self.learner.add(self.loss, *next(reader), of=self.batch)
+            if self.team.together:
+                counts = [len(replace(self.team, rank=rank).part(batch)) for rank in range(self.team.size)]
+                value = self.learner.gather(self.team, counts, before, value)
+            total += value
             self.learner.update(self.rates[step].item())
             on_step(step + 1, self.status())
         return total.item() / self.per_epoch
@@ -299,12 +346,12 @@ class ImagenetRun:
     def accuracy(self) -> float:
         """The fraction of validation images whose largest logit is that of their class."""
         images = self.data.validation
-        rows = [part.tolist() for part in self.split(torch.arange(len(images.names)))]
+        rows = self.team.part([part.tolist() for part in self.split(torch.arange(len(images.names)))])
         self.learner.network.eval()
         right = torch.zeros((), dtype=torch.int64, device=self.device)
         for pixels, labels in batches(images, rows, self.device):
             right += (self.learner.logits(pixels).argmax(dim=1) == labels).sum()
-        return round(right.item() / len(images.names), 6)
+        return round(self.team.add(right).item() / len(images.names), 6)
 
     def state(self) -> Row:
         """Return the contents of a checkpoint."""

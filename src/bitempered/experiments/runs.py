@@ -9,7 +9,7 @@ import logging
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -21,6 +21,7 @@ import torch
 from bitempered import __version__
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.files import DEFAULTS_OF_OLD_ROWS, Row, append_rows, lock, read_rows
+from bitempered.experiments.team import current
 
 __all__ = [
     "RESULTS",
@@ -89,8 +90,11 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: P
 
     `folder` gets `name`.jsonl, a row for each run; curves.jsonl, its metrics by epoch; and checkpoints of unfinished
     runs. Several processes can share a folder: each takes jobs that no other is training, then waits for the rest and
-    says so. A job is prepared when its turn comes.
+    says so. A job is prepared when its turn comes. In a team that trains together all processes make the same job, and
+    the first one keeps the folder.
     """
+    team = current()
+    keeper = team.first or not team.together
     rows_file, curves_file = folder / f"{name}.jsonl", folder / "curves.jsonl"
     maker = provenance(device)  # taken now: the source tree may change while this process trains
     done: dict[int, list[Row]] = {}
@@ -101,8 +105,10 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: P
         if not done:  # after the data has been read, and not again if somebody deletes the folder
             folder.mkdir(parents=True, exist_ok=True)
         waiting = partial(tell, 0, f"waiting for another process, which is training {job.name}")
-        with lock(folder, job.name, waiting if wait else None) as held:
-            kept = read_rows(rows_file)
+        with ExitStack() as stack:
+            locked = lock(folder, job.name, waiting if wait else None)
+            held = team.share(partial(stack.enter_context, locked))
+            kept = team.share(partial(read_rows, rows_file))
             missing = [i for i, run in enumerate(job.runs) if find(kept, run) is None]
             if missing and not held:
                 queue.append((place, True))
@@ -121,10 +127,11 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: P
                     if find(drawn, run) is None
                 ]
                 made = [{**run, **maker, **result, "date": today()} for run, result in zip(runs, results, strict=True)]
-                append_rows(curves_file, new)
-                append_rows(rows_file, made)
+                if keeper:
+                    append_rows(curves_file, new)
+                    append_rows(rows_file, made)
                 kept += made
-            if held:
+            if held and keeper:
                 for path in ours:
                     path.unlink(missing_ok=True)
         done[place] = [row for run in job.runs if (row := find(kept, run)) is not None]

@@ -62,8 +62,8 @@ def chosen(logits: Tensor, target: Tensor | None = None, *, binary: bool = False
         logits, target: those of `bi_tempered_logistic_loss`; without a target, those of `tempered_softmax`.
         binary: ask for `bi_tempered_binary_logistic_loss`, or without a target for `tempered_sigmoid`.
 
-    Temperatures are taken to be numbers. With tensors of temperatures that need a gradient core computes, and on the CPU
-    with all of them except for one that holds a single number. What runs inside torch.compile can differ.
+    Temperatures are taken to be numbers. With tensors of temperatures that need a gradient core computes, and on the
+    CPU with all of them except for one that holds a single number. What runs inside torch.compile can differ.
 
     >>> with use("core"):
     ...     chosen(torch.zeros(2, 3), torch.tensor([0, 2]))

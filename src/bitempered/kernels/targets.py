@@ -1,5 +1,7 @@
 """What a mean divides by, and the errors for bad class indices and probabilities."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,8 @@ def mean_divisor(
     If it is 0, no example counts: the mean is NaN, as 0 / 0 is, and its gradient is 0.
     """
     if target.is_floating_point():
-        return torch.full((), target.numel() // target.shape[axis], dtype=dtype, device=target.device)
+        examples = math.prod((*target.shape[:axis], *target.shape[axis + 1 :]))  # of a shard without classes, too
+        return torch.full((), examples, dtype=dtype, device=target.device)
     kept = target != ignore_index
     if weight is None:
         return kept.sum()

@@ -87,6 +87,65 @@ def checked_class_options(
     return target, options
 
 
+def checked_shard(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    *,
+    t1: Temperature,
+    t2: Temperature,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    rescale: bool,
+    weight_name: str = "weight",
+) -> tuple[Tensor, LossOptions]:
+    """`checked_class_options` for a process's shard of the classes, without what depends on all of them.
+
+    That is left to `check_all_classes`. A shard may have no class.
+    """
+    check_options(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+    check_rescale_option(rescale)
+    check_floating(logits, "logits")
+    if logits.dim() == 0:
+        raise ValueError("logits must have a class dimension, got a scalar")
+    axis = min(1, logits.dim() - 1)
+    target = _check_target(logits, target, axis, ignore_index)
+    _check_weight(weight, weight_name, logits.device)
+    t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
+    if target.is_floating_point():
+        check_shard_values(target)
+    return target, LossOptions(
+        t1=number_if_known(t1),
+        t2=number_if_known(t2),
+        axis=axis,
+        label_smoothing=float(label_smoothing),
+        ignore_index=ignore_index,
+        reduction=reduction,
+        rescale=rescale,
+    )
+
+
+def check_all_classes(
+    classes: int,
+    target: Tensor,
+    weight: Tensor | None,
+    options: LossOptions,
+    *,
+    rescale: bool,
+    weight_name: str = "weight",
+) -> None:
+    """Validate what depends on the number of classes of all processes."""
+    if weight is not None and weight.shape != (classes,):
+        raise RuntimeError(
+            expected_weight(weight_name, classes, weight.shape) + ": it is whole on every process, unlike the logits"
+        )
+    check_not_negative(weight, weight_name)
+    check_rescale(rescale, classes, options.t2)
+    if not target.is_floating_point():
+        check_target_values(target, classes, options)
+
+
 def temperatures_per_example(
     t1: Temperature, t2: Temperature, logits: Tensor, shape: torch.Size
 ) -> tuple[Temperature, Temperature]:
@@ -318,6 +377,28 @@ def check_target_values(target: Tensor, classes: int, options: LossOptions) -> N
         target,
         lambda: (target >= 0).all(axis) & ((probability_sums(target, axis) - 1).abs() <= tolerance),
         lambda: bad_probabilities(target, axis),
+    )
+
+
+def check_shard_values(target: Tensor) -> None:
+    """Validate a shard of class probabilities as far as possible without the others."""
+    _check_values(
+        target,
+        lambda: target >= 0,
+        lambda: ValueError(f"target must hold probabilities in [0, 1], got {value_range(target)}"),
+    )
+
+
+def check_probability_sums(target: Tensor, sums: Tensor) -> None:
+    """Validate the sums of class probabilities over all processes, of which `target` is a shard."""
+    tolerance = sum_tolerance(target.element_size())
+    _check_values(
+        sums,
+        lambda: (sums - 1).abs() <= tolerance,
+        lambda: ValueError(
+            f"target must hold probabilities that sum to 1 within {tolerance} over the classes of all processes,"
+            f" got sums with {value_range(sums)}"
+        ),
     )
 
 

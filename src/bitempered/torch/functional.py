@@ -1,5 +1,7 @@
 """The public functions, which validate, call the differentiable operations, and reduce."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from bitempered.torch.autograd import (
     xp,
 )
 from bitempered.torch.checks import (
+    check_all_classes,
     check_binary_arguments,
     check_binary_values,
     check_class_axis,
@@ -24,6 +27,7 @@ from bitempered.torch.checks import (
     check_rescale,
     check_target_values,
     checked_class_options,
+    checked_shard,
     number_if_known,
     temperature_per_example,
     temperatures_per_example,
@@ -35,6 +39,17 @@ from bitempered.torch.kernel_autograd import (
     softmax_by_kernel,
 )
 from bitempered.torch.reductions import reduce, reduce_classes
+from bitempered.torch.sharded import (
+    Agreement,
+    Shards,
+    agree,
+    agreement,
+    class_shards,
+    raise_under_transforms,
+    sharded_loss_per_example,
+)
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def log_t(x: Tensor, t: float) -> Tensor:
@@ -141,6 +156,7 @@ def bi_tempered_logistic_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     rescale: bool = False,
+    group: Any = None,
 ) -> Tensor:
     r"""The robust bi-tempered logistic loss, with the interface of `torch.nn.functional.cross_entropy`.
 
@@ -164,6 +180,11 @@ def bi_tempered_logistic_loss(
         label_smoothing: e in [0, 1] turns y into (1 - e) y + e / C.
         rescale: use C^(1-t1) times the loss of C^(t2-1) logits, which starts to learn as cross-entropy does at the same
             learning rate, whatever the temperatures. Probabilities are then tempered_softmax(C^(t2-1) logits, t2).
+        group: a torch.distributed.ProcessGroup whose processes have the classes of the logits between them, in the
+            order of their ranks; shards may differ in size, and one may be empty. Class indices count over all classes
+            and are equal on every process, as are `weight`, which is whole, and the options. Class probabilities are
+            sharded as the logits are. Every process returns the same loss and gets the gradient of its own shard. A
+            DTensor that is sharded on its class dimension needs no group. See docs/scale.md for what it costs.
 
     Each temperature may be a tensor, with or without a gradient, that broadcasts to the shape of the unreduced loss.
 
@@ -179,6 +200,14 @@ def bi_tempered_logistic_loss(
 
     Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
     """
+    if group is not None or (not torch.compiler.is_compiling() and type(logits) not in _PLAIN):
+        parts = class_shards(logits, target, weight, group)
+        if parts is not None:
+            loss = _loss_over_processes(
+                *parts.tensors, parts.group, rescale=rescale, t1=t1, t2=t2, ignore_index=ignore_index,
+                reduction=reduction, label_smoothing=label_smoothing,
+            )  # fmt: skip
+            return parts.wrap(loss)
     target, options = checked_class_options(
         logits, target, weight, t1=t1, t2=t2, ignore_index=ignore_index, reduction=reduction,
         label_smoothing=label_smoothing, rescale=rescale,
@@ -202,6 +231,39 @@ def class_loss(
     if options.rescale:
         logits, outer = _rescaled(logits, classes=logits.shape[axis], t1=t1, t2=t2, axis=axis)
     losses = loss_per_example(logits, target, weight, options)
+    losses = losses * outer if options.rescale else losses
+    return reduce_classes(losses, target, weight, options).to(dtype)
+
+
+def _loss_over_processes(
+    logits: Tensor, target: Tensor, weight: Tensor | None, group: Any, *, rescale: bool, **of_call: Any
+) -> Tensor:
+    raise_under_transforms(logits, target)
+
+    def prepare() -> tuple[Agreement, tuple[Tensor, LossOptions]]:
+        checked, options = checked_shard(logits, target, weight, rescale=rescale, **of_call)
+        classes = logits.shape[options.axis]
+        return agreement(logits, checked, weight, options, classes=classes, extra=rescale), (checked, options)
+
+    shards, (target, options) = agree(group, prepare)
+    check_all_classes(shards.total, target, weight, options, rescale=rescale)
+    return sharded_class_loss(logits, target, weight, options, shards, result_dtype(logits))
+
+
+def sharded_class_loss(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: LossOptions,
+    shards: Shards,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`class_loss` of a shard of the logits, on which the processes agree."""
+    outer: Temperature = 1.0
+    if options.rescale:
+        t2 = options.t2.detach() if isinstance(options.t2, Tensor) else options.t2
+        logits, outer = _rescaled(logits, classes=shards.total, t1=options.t1, t2=t2, axis=options.axis)
+    losses = sharded_loss_per_example(logits, target, weight, options, shards, rescaled=options.rescale)
     losses = losses * outer if options.rescale else losses
     return reduce_classes(losses, target, weight, options).to(dtype)
 

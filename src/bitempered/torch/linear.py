@@ -9,6 +9,7 @@ avoids that sum: eight numbers per row give the gradient of any class from its l
 computed a chunk of classes at a time, each in one product over all rows.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -22,15 +23,25 @@ from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import mean_divisor
 from bitempered.torch.autograd import Temperature, compute_dtype, with_tensors, without_tensors
 from bitempered.torch.checks import (
+    check_all_classes,
     check_class_weight,
     check_not_negative,
     check_options,
     check_stored_options,
     checked_class_options,
+    checked_shard,
     temperatures_per_example,
 )
-from bitempered.torch.functional import class_loss, probabilities, result_dtype
+from bitempered.torch.functional import class_loss, probabilities, result_dtype, sharded_class_loss
 from bitempered.torch.reductions import divide, safe_divisor
+from bitempered.torch.sharded import (
+    Agreement,
+    Shards,
+    agree,
+    agreement,
+    raise_under_transforms,
+    sum_over_processes,
+)
 
 Gradients = tuple[Tensor | None, ...]  # of the first five tensors of _Inputs
 _NOTHING = (False,) * 5
@@ -51,6 +62,7 @@ class _LayerOptions(NamedTuple):
     loss: LossOptions
     class_weight: Tensor | None
     softcap: float | None
+    shards: Shards | None = None  # the classes of each process
 
 
 def linear_bi_tempered_logistic_loss(
@@ -67,6 +79,7 @@ def linear_bi_tempered_logistic_loss(
     label_smoothing: float = 0.0,
     softcap: float | None = None,
     rescale: bool = False,
+    group: Any = None,
 ) -> Tensor:
     """`bi_tempered_logistic_loss` of the logits `linear(hidden, weight, bias)`, which never exist all at once.
 
@@ -84,6 +97,8 @@ def linear_bi_tempered_logistic_loss(
         class_weight: (C), the `weight` of `bi_tempered_logistic_loss`, which explains the other options too.
         softcap: turns each logit z into softcap tanh(z / softcap).
         rescale: as in `bi_tempered_logistic_loss`, applied to the capped logits.
+        group: as in `bi_tempered_logistic_loss`. `weight`, `bias` and class probabilities are this process's shards;
+            `hidden` is equal on every process, and so is its gradient, a sum over all processes.
 
     Each temperature may be a tensor, with or without a gradient, that broadcasts to the shape of the unreduced loss.
 
@@ -97,8 +112,52 @@ def linear_bi_tempered_logistic_loss(
     >>> linear_bi_tempered_logistic_loss(hidden, weight, torch.tensor([0, 2]), t1=0.8, t2=1.2, reduction="none")
     tensor([0.0509, 3.2077])
     """
+    arguments = (hidden, weight, bias, target, t1, t2, class_weight, softcap)
+    of_call: dict[str, Any] = {
+        "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing, "rescale": rescale
+    }  # fmt: skip
+    shards: Shards | None = None
+    if group is None:
+        inputs, options = _prepare(*arguments, checked=checked_class_options, **of_call)
+    else:
+        raise_under_transforms(hidden, target)
+
+        def prepare() -> tuple[Agreement, tuple[_Inputs, LossOptions]]:
+            inputs, options = _prepare(*arguments, checked=checked_shard, **of_call)
+            return _agreement(inputs, options, class_weight, (softcap, rescale)), (inputs, options)
+
+        shards, (inputs, options) = agree(group, prepare)
+        check_all_classes(
+            shards.total, inputs.target, class_weight, options, rescale=rescale, weight_name="class_weight"
+        )
+    check_not_negative(class_weight, "class_weight")
+    dtype = result_dtype(hidden)
+    if torch.compiler.is_compiling():
+        logits = _capped(F.linear(inputs.hidden, inputs.weight, inputs.bias), softcap)
+        loss = class_loss(logits, inputs.target, class_weight, options, dtype)
+    else:
+        options, temperatures = without_tensors(options)
+        inputs = inputs._replace(t1=temperatures[0], t2=temperatures[1])
+        loss = _apply(inputs, _LayerOptions(options, class_weight, softcap, shards))
+    return loss.reshape(hidden.shape[:-1] if reduction == "none" else ()).to(dtype)
+
+
+def _prepare(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    t1: Temperature,
+    t2: Temperature,
+    class_weight: Tensor | None,
+    softcap: float | None,
+    *,
+    checked: Any,
+    **of_call: Any,
+) -> tuple[_Inputs, LossOptions]:
+    """Validate everything but values, as `checked` does. Returns the tensors in rows, and the options."""
     _check_softcap(softcap)
-    _check_layer(hidden, weight, bias)
+    _check_layer(hidden, weight, bias, least=1 if checked is checked_class_options else 0)
     rows = hidden.shape[:-1]
     if not isinstance(target, Tensor) or target.shape not in (rows, (*rows, len(weight))):
         given = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
@@ -108,28 +167,29 @@ def linear_bi_tempered_logistic_loss(
         )
     if target.requires_grad:
         raise RuntimeError("target cannot require a gradient here; detach it, or use bi_tempered_logistic_loss")
-    result = result_dtype(hidden)
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     t1, t2 = (t.reshape(-1) if isinstance(t, Tensor) else t for t in temperatures_per_example(t1, t2, hidden, rows))
-    hidden = hidden.reshape(-1, hidden.shape[-1])
-    target, options = checked_class_options(
-        hidden.detach().new_empty(()).expand(len(hidden), len(weight)),  # the shape of all logits, without their memory
-        target.reshape(-1, len(weight)) if target.is_floating_point() else target.reshape(-1),
-        class_weight, t1=t1, t2=t2, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing,
-        rescale=rescale, weight_name="class_weight",
+    n = math.prod(rows)
+    target, options = checked(
+        hidden.detach().new_empty(()).expand(n, len(weight)),  # the shape of all logits, without their memory
+        target.reshape(n, len(weight)) if target.is_floating_point() else target.reshape(n),
+        class_weight, t1=t1, t2=t2, weight_name="class_weight", **of_call,
     )  # fmt: skip
-    check_not_negative(class_weight, "class_weight")
-    if torch.compiler.is_compiling():
-        logits = _capped(F.linear(hidden, weight, bias), softcap)
-        loss = class_loss(logits, target, class_weight, options, result)
-    else:
-        options, temperatures = without_tensors(options)
-        inputs = _Inputs(hidden, weight, bias, *temperatures, target)
-        loss = _apply(inputs, _LayerOptions(options, class_weight, softcap))
-    return loss.reshape(rows if reduction == "none" else ()).to(result)
+    return _Inputs(hidden.reshape(n, hidden.shape[-1]), weight, bias, None, None, target), options
+
+
+def _agreement(inputs: _Inputs, options: LossOptions, class_weight: Tensor | None, others: Any) -> Agreement:
+    """What the processes of a group must have in common, such as which of them send messages."""
+    layer, recording = inputs[:3], torch.is_grad_enabled()
+    hidden, weight, _ = layer
+    in_backward = options.reduction == "none" and any(x is not None and x.requires_grad for x in layer)
+    messages = recording and hidden.requires_grad, recording and in_backward
+    rows = hidden.detach().new_empty(()).expand(len(hidden), len(weight))
+    extra = (tuple(hidden.shape), others, messages)
+    return agreement(rows, inputs.target, class_weight, options, classes=len(weight), extra=extra)
 
 
 class LinearBiTemperedLogisticLoss(nn.Module):
@@ -238,7 +298,7 @@ def _apply(inputs: _Inputs, options: _LayerOptions) -> Tensor:
 def _by_triton(inputs: _Inputs, options: _LayerOptions) -> bool:
     """Whether `_device_chunks` can compute this; otherwise `_chunks` does."""
     hidden, weight, _, t1, t2, target = inputs
-    if len(hidden) == 0 or target.is_floating_point() or t1 is not None or t2 is not None:
+    if options.shards is not None or len(hidden) == 0 or target.is_floating_point() or t1 is not None or t2 is not None:
         return False
     if options.loss.label_smoothing > 0 or options.softcap is not None:
         return False
@@ -338,7 +398,8 @@ def _chunks(
     by_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needs[2] else None
     by_t = [hidden.new_empty(len(hidden), dtype=wide) if needed else None for needed in needs[3:]]
     losses = []
-    step = _rows_per_chunk(len(hidden), *weight.shape)
+    shards = options.shards
+    step = _rows_per_chunk(len(hidden), len(weight) if shards is None else shards.largest, weight.shape[1])
     for start in range(0, len(hidden), step):
         rows = slice(start, start + step)
         logits = F.linear(hidden[rows], weight, bias)
@@ -347,7 +408,8 @@ def _chunks(
         with torch.set_grad_enabled(any(needs)):
             capped = _capped(logits.requires_grad_(any(needs)), options.softcap)
             of_chunk = with_tensors(of_loss, t1=first, t2=second)
-            loss = class_loss(capped, target[rows], options.class_weight, of_chunk, wide)
+            arguments = capped, target[rows], options.class_weight, of_chunk
+            loss = class_loss(*arguments, wide) if shards is None else sharded_class_loss(*arguments, shards, wide)
             losses.append(loss.detach())
             if not any(needs):
                 continue
@@ -361,6 +423,8 @@ def _chunks(
             by_bias += by_logits.sum(0, dtype=wide)
         for of_all, of_rows in zip((x for x in by_t if x is not None), by_rows, strict=True):
             of_all[rows] = of_rows
+    if by_hidden is not None and shards is not None:
+        by_hidden = sum_over_processes(by_hidden.to(wide), shards.group).to(hidden.dtype)
     gradients = [by_hidden, by_weight, by_bias, *by_t]
     if reduction == "none":
         total = torch.cat(losses) if losses else hidden.new_empty(0, dtype=wide)
@@ -390,7 +454,7 @@ def _check_softcap(softcap: float | None) -> None:
         raise ValueError(f"softcap must be greater than 0, got {softcap}")
 
 
-def _check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, least: int = 1) -> None:
     for name, x in (("hidden", hidden), ("weight", weight), *((("bias", bias),) if bias is not None else ())):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
@@ -401,7 +465,7 @@ def _check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
                 f"{name} must be of the device and dtype of hidden, {hidden.device} and {hidden.dtype},"
                 f" got {x.device} and {x.dtype}"
             )
-    if hidden.dim() == 0 or weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or len(weight) == 0:
+    if hidden.dim() == 0 or weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or len(weight) < least:
         raise ValueError(
             "hidden must be of shape (..., H) and weight of shape (C, H) with at least one class,"
             f" got {tuple(hidden.shape)} and {tuple(weight.shape)}"

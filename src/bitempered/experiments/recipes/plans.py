@@ -30,3 +30,4 @@ class Plan:
     name: str  # of its folder in results; `recipes.plan` adds -quick
     make: Callable[[Path, "Progress"], Any]  # fills a folder; returns what to print, or None
     files: str  # the files it makes, in words
+    together: bool = False  # the processes of torchrun train each network together; else they share the folder's jobs

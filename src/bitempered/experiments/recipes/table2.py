@@ -23,6 +23,7 @@ from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.report import Pages, grid, made_by, newest, rich_table, spread, titled, write
 from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, measure_once, provenance
+from bitempered.experiments.team import current
 
 __all__ = ["TABLE2", "Table2", "markdown", "plan", "quick", "render", "reproduce", "table"]
 
@@ -81,7 +82,7 @@ def plan(what: str, options: Options) -> Plan:
         return table(recipe, rows, speed)
 
     files = "table2.md, table2.jsonl, curves.jsonl, speed.jsonl (delete it to time again)"
-    return Plan(f"table2-{network}", fill, files)
+    return Plan(f"table2-{network}", fill, files, together=True)
 
 
 def reproduce(
@@ -97,11 +98,16 @@ def reproduce(
     progress(0, 1, "timing a step with each loss")
     # Time also depends on the machine and on torch.
     machine = {name: value for name, value in provenance(device).items() if name != "commit"}
-    speed = measure_once(
-        folder, "speed", identity(timing(recipe) | machine, "random pixels"),
-        lambda: measure_speed(recipe, torch.device(device)), device=device,
-        on_wait=partial(progress, 0, 1, "waiting for another process, which is timing a step with each loss"),
-    )  # fmt: skip
+    team = current()
+
+    def timed() -> Row:
+        return measure_once(
+            folder, "speed", identity(timing(recipe) | machine, "random pixels"),
+            lambda: measure_speed(recipe, torch.device(device)), device=device,
+            on_wait=partial(progress, 0, 1, "waiting for another process, which is timing a step with each loss"),
+        )  # fmt: skip
+
+    speed = team.share(timed)
     runs = [(seed, loss) for seed in recipe.seeds for loss in recipe.losses]
 
     def job(seed: int, loss: Loss) -> Job:
@@ -110,7 +116,7 @@ def reproduce(
             best = max(metrics, key=lambda epoch: epoch["top1"])
             row = {
                 "top1_last": metrics[-1]["top1"], "top1_best": best["top1"], "best_epoch": best["epoch"],
-                "seconds": metrics[-1]["seconds"],
+                "seconds": metrics[-1]["seconds"], "processes": team.size,
             }  # fmt: skip
             curve = {name: [epoch[name] for epoch in metrics] for name in ("training_loss", "top1", "seconds")}
             return [row], [curve]
@@ -119,7 +125,8 @@ def reproduce(
         return Job(f"{loss.name}-seed{seed}", [run], train, recipe.training.steps(data))
 
     rows = make([partial(job, *run) for run in runs], folder, "table2", progress, device=device)
-    write(folder, {"table2.md": markdown(recipe, rows, speed).encode()})
+    if team.first:
+        write(folder, {"table2.md": markdown(recipe, rows, speed).encode()})
     return rows, speed
 
 
