@@ -303,7 +303,7 @@ def test_it_is_the_default_but_for_what_it_cannot_read():
     refused = {
         r"it takes targets that need no gradient": (logits, soft.clone().requires_grad_()),
         r"it needs logits on the CPU, got meta": (logits.to("meta"), target.to("meta")),
-        r"it takes plain tensors, got Tensor": (torch._neg_view(logits), target),
+        r"it takes tensors that are stored with their own sign": (torch._neg_view(logits), target),
         r"it takes plain tensors, got one that a torch.func transform has wrapped": (left_behind[0], target),
     }
     for reason, (x, y) in refused.items():

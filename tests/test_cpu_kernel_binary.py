@@ -10,7 +10,7 @@ import torch
 from cpu_kernel_cases import FEW_PAIRS
 
 from bitempered import kernels
-from bitempered.torch import bi_tempered_binary_logistic_loss, tempered_sigmoid
+from bitempered.torch import bi_tempered_binary_logistic_loss, tempered_sigmoid, tempered_softmax
 
 PAIRS = [*FEW_PAIRS, (0.9, 1 - 1e-6), (1 - 1e-6, 1 + 1e-6), (1.0, 2.0), (1.9, 1.9), (0.0, 100.0)]
 
@@ -228,3 +228,20 @@ def test_what_it_refuses():
         bi_tempered_binary_logistic_loss(logits, target, 0.8, 1.2)
     with kernels.use("cpu"), pytest.raises(RuntimeError, match=r"cannot compute this sigmoid: .*torch\.func"):
         torch.func.grad(lambda x: tempered_sigmoid(x, 1.2).sum())(logits)
+
+
+def test_tensors_stored_with_the_other_sign():
+    """The imaginary part of a conjugate is a view whose numbers in memory have the other sign."""
+    x, p = torch.linspace(-3, 3, 12).view(3, 4), torch.linspace(0.1, 0.9, 12).view(3, 4)
+    turned = torch.complex(p, -p).conj().imag
+    assert turned.is_neg()
+    assert torch.equal(turned, p)
+    for options in ({"target": turned}, {"target": p, "weight": turned}, {"target": p, "pos_weight": turned}):
+        plain = {name: value.clone() for name, value in options.items()}
+        torch.testing.assert_close(
+            bi_tempered_binary_logistic_loss(x, t1=0.8, t2=1.2, **options),
+            bi_tempered_binary_logistic_loss(x, t1=0.8, t2=1.2, **plain),
+        )
+    x = x.clone().requires_grad_()
+    gradients = [torch.autograd.grad(tempered_softmax(x, 1.3), x, g)[0] for g in (turned, p)]
+    torch.testing.assert_close(*gradients)

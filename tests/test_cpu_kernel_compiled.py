@@ -133,3 +133,16 @@ def test_inductor():
     value, want = torch.compile(f, fullgraph=True)(leaf, target), f(leaf, target)
     torch.testing.assert_close(value, want)
     torch.testing.assert_close(*(torch.autograd.grad(x, leaf)[0] for x in (value, want)))
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_second_derivatives_are_refused(binary):
+    """The stored gradient is a constant to autograd: it would give wrong ones."""
+    (x, y), loss = make(4, 5), bi_tempered_logistic_loss
+    if binary:
+        y, loss = (x > 0).float(), bi_tempered_binary_logistic_loss
+    x.requires_grad_()
+    torch.compiler.reset()
+    value = torch.compile(lambda a: loss(a, y, 0.8, 1.2), backend="eager")(x)
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        torch.autograd.grad(value, x, create_graph=True)

@@ -3,10 +3,11 @@
 import math
 import pickle
 
+import numpy as np
 import pytest
 
 from bitempered.checks import check_temperatures
-from bitempered.schedules import anneal
+from bitempered.schedules import anneal, default
 
 
 def test_a_line_between_two_steps():
@@ -66,3 +67,26 @@ def test_a_schedule_can_be_pickled():
     again = pickle.loads(pickle.dumps(schedule))
     assert again == schedule
     assert [again(step) for step in range(60)] == [schedule(step) for step in range(60)]
+
+
+def test_a_numpy_step_gives_python_numbers():
+    for step in (np.int64(3), np.float32(3.0)):
+        assert [type(t) for t in anneal((1, 1), (0, 2), begin=0, finish=10)(step)] == [float, float]
+
+
+def test_rounding_never_puts_t1_above_t2():
+    step = sum([0.1] * 100)  # a little less than 10
+    t1, t2 = anneal((0.6, 0.8), (0.2, 0.2), begin=0, finish=10, shape="cosine")(step)
+    assert t1 <= t2
+
+
+@pytest.mark.parametrize("arguments", [(0, 10), (-3, 10), (float("nan"), 10), (10, -100)])
+def test_the_default_refuses_what_is_no_count(arguments):
+    with pytest.raises(ValueError, match="must be a finite number >="):
+        default(*arguments)
+
+
+@pytest.mark.parametrize("pair", [(1,), 1, (1, 1, 1)])
+def test_a_schedule_goes_between_pairs(pair):
+    with pytest.raises(TypeError, match=r"end must be a pair of temperatures \(t1, t2\)"):
+        anneal((1, 1), pair, begin=0, finish=1)

@@ -10,7 +10,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 import bitempered.numpy as bt
 from bitempered.schedules import anneal, default
-from bitempered.sklearn import BiTemperedLogisticRegression, BiTemperedMLPClassifier
+from bitempered.sklearn import BiTemperedLogisticRegression, BiTemperedMLPClassifier, network
 
 SMALL = BiTemperedMLPClassifier(hidden_layer_sizes=16, learning_rate_init=0.05, max_iter=20, random_state=0)
 
@@ -88,7 +88,8 @@ def test_network_with_a_schedule():
 
 
 @pytest.mark.filterwarnings("ignore:training stopped at max_iter")
-def test_network_without_temperatures_follows_the_default_schedule():
+def test_network_without_temperatures_follows_the_default_schedule(monkeypatch):
+    monkeypatch.setattr(network, "LOGISTIC_STEPS", 0)
     X, y = problem(4)
     bare = clone(SMALL).fit(X, y)
     by_hand = clone(SMALL).set_params(schedule=default(4, SMALL.max_iter)).fit(X, y)
@@ -115,3 +116,22 @@ def test_network_of_early_stopping_keeps_the_temperatures_of_its_weights():
     best = int(np.argmax(model.validation_scores_))
     assert 0 < best < 29
     assert (model.t1_, model.t2_) == pairs[best]
+
+
+def test_network_learns_small_data_before_its_default_schedule_moves():
+    """One step an epoch: five per cent of the epochs are ten steps, in which nothing is learnt."""
+    X, _, y = blobs(10)
+    model = BiTemperedMLPClassifier(random_state=0, batch_size=len(y), max_iter=250)
+    plain = clone(model).set_params(t1=1.0, t2=1.0)
+    with pytest.warns(ConvergenceWarning, match="stopped at max_iter"):
+        ours, logistic = model.fit(X, y).score(X, y), plain.fit(X, y).score(X, y)
+    assert ours > logistic - 0.03
+    assert model.t1_ < 1
+
+
+def test_a_rare_class_given_up_is_said_without_weights_too():
+    rng = np.random.default_rng(0)
+    y = np.r_[np.zeros(900, int), np.ones(100, int)]
+    X = rng.normal(size=(1000, 3))
+    with pytest.warns(ConvergenceWarning, match="every row is predicted as class 0"):
+        BiTemperedLogisticRegression(0.5, 4.0).fit(X, y)

@@ -16,7 +16,7 @@ import torch
 from experiment_cases import TINY, error_lines, invoke, results, silent
 from torch.nn.functional import cross_entropy
 
-from bitempered import cli
+from bitempered import cli, schedules
 from bitempered.experiments import cells, tune_report
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss, LossSettings
@@ -49,7 +49,8 @@ def test_the_command_end_to_end(tmp_path):
     }  # fmt: skip
     assert len((out / "tune.csv").read_text().splitlines()) == 5
     # The first two trials are the default recipe and cross-entropy.
-    assert study.trials[0].params | {"t1": 0.0, "t2": 1.5, "annealed": True} == study.trials[0].params
+    t1, t2 = schedules.default(10, 1).end
+    assert study.trials[0].params | {"t1": t1, "t2": t2, "annealed": True} == study.trials[0].params
     assert study.trials[1].params | {"t1": 1.0, "t2": 1.0, "annealed": False} == study.trials[1].params
 
     # The printed command trains the best trial again: its accuracy on validation labels is the score.

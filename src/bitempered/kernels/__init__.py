@@ -129,8 +129,10 @@ def _triton_cannot(logits: Tensor, target: Tensor | None, temperatures: tuple[An
 
 def _not_plain(logits: Tensor, target: Tensor | None) -> str | None:
     """Why a kernel must not read these tensors' memory, or None."""
-    if type(logits) not in _PLAIN or (target is not None and type(target) not in _PLAIN) or logits.is_neg():
+    if type(logits) not in _PLAIN or (target is not None and type(target) not in _PLAIN):
         return f"it takes plain tensors, got {type(logits).__name__} and {type(target).__name__}"
+    if logits.is_neg() or (target is not None and target.is_neg()):
+        return "it takes tensors that are stored with their own sign"
     if hooks.missing:
         _warn(hooks.without_missing())
     return hooks.why_not_plain(logits, target)

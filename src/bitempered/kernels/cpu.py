@@ -251,7 +251,8 @@ def _binary(tensors: tuple[Tensor | None, ...], *options: Any) -> None:
 
 
 def _readable(x: Tensor) -> Tensor:
-    return x if x.dtype in DTYPES else x.to(torch.float32)
+    # The C code does not see that a tensor is to be read with the other sign, as the imaginary part of a conjugate is.
+    return (x if x.dtype in DTYPES else x.to(torch.float32)).resolve_neg()
 
 
 def _wide(logits: Tensor) -> torch.dtype:

@@ -142,6 +142,11 @@ def _register(operator: Any, gradient_operator: Any, tensors: int) -> None:
         ctx.mark_non_differentiable(output[1])
 
     def backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "inside torch.compile the loss has first derivatives only (create_graph=True asks for more):"
+                " call it outside"
+            )
         none = [None] * (tensors + len(ctx.options) + 2)
         *given, kept = ctx.saved_tensors
         if not ctx.multiplies:

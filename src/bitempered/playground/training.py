@@ -2,14 +2,15 @@
 
 import base64
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bitempered import schedules
 from bitempered.playground import problems
 from bitempered.playground.settings import Settings
-from bitempered.schedules import anneal
 from bitempered.torch import (
     bi_tempered_binary_logistic_loss,
     bi_tempered_logistic_loss,
@@ -39,9 +40,8 @@ class Duel:
         self.nets = [new_net(self.problem.classes, settings.seed) for _ in range(2)]
         self.optimizers = [torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM) for net in self.nets]
         end = settings.t1, settings.t2
-        # The shape of `schedules.default`: logistic for a tenth of the steps, robust from the middle on.
         start = (1.0, 1.0) if settings.schedule else end
-        self.schedule = anneal(start, end, begin=0.1 * STEPS, finish=0.5 * STEPS)
+        self.schedule = replace(schedules.default(2, STEPS), start=start, end=end)
         self.step = 0
         self.drawn: tuple[float, float] | None = None  # the temperatures of the curves that the page has
 

@@ -52,7 +52,8 @@ class TemperedClassifier(ClassifierMixin, BaseEstimator):
         if (self.t1_, self.t2_) == (1, 1):
             return
         best = all_logits(logits).argmax(axis=1)
-        problem = learning_problem(labels, best, len(self.classes_), names=self.classes_, weight=weight)
+        given = None if np.ptp(weight) == 0 else weight
+        problem = learning_problem(labels, best, len(self.classes_), names=self.classes_, weight=given)
         if problem is not None:
             warnings.warn(
                 f"the fit at temperatures ({self.t1_:g}, {self.t2_:g}) has not learnt all classes: {problem}."

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,8 @@ from bitempered.extras import install
 from bitempered.numpy import loss_and_grad
 from bitempered.sklearn.base import Array, TemperedClassifier, all_logits, check_count, check_positive
 
+# The default schedule stays at (1, 1) for at least so long: small data have few steps in an epoch.
+LOGISTIC_STEPS = 200
 _ADVICE = (
     "more epochs (max_iter), rescale=True, another learning_rate_init, temperatures nearer to 1, or scaled features"
 )
@@ -48,8 +51,8 @@ class BiTemperedMLPClassifier(TemperedClassifier):
         random_state: seeds the weights, the order of the examples and the choice of those set aside.
         schedule: temperatures that change: a function from the epoch (0, 1, ...) to (t1, t2), such as
             `bitempered.schedules.anneal` returns. Without it, and without t1 and t2, it is
-            `bitempered.schedules.default` over `max_iter` epochs: cross-entropy at first, robust later. Training does
-            not stop before the temperatures have settled.
+            `bitempered.schedules.default` over `max_iter` epochs: cross-entropy at first, for at least 200 steps,
+            robust later. Training does not stop before the temperatures have settled.
         rescale: as in `bitempered.numpy.bi_tempered_logistic_loss`. True lets one `learning_rate_init` and `alpha` suit
             all constant temperatures; far from (1, 1) it is needed.
 
@@ -127,7 +130,7 @@ class BiTemperedMLPClassifier(TemperedClassifier):
         check_number(self.alpha, "alpha", 0)
         check_number(self.tol, "tol", 0)
         X, labels, weight = self._examples(X, y, sample_weight, np.float32)
-        pairs = self._temperatures()
+        pairs = self._temperatures(steps=math.ceil(len(labels) / self.batch_size))
         settled = max((epoch for epoch in range(1, len(pairs)) if pairs[epoch] != pairs[epoch - 1]), default=0)
         rng = check_random_state(self.random_state)
         chosen = np.arange(len(labels))
@@ -197,8 +200,8 @@ class BiTemperedMLPClassifier(TemperedClassifier):
         self._warn_unless_learnt(self._forward(X), labels, weight, _ADVICE)
         return self
 
-    def _temperatures(self) -> list[tuple[float, float]]:
-        """The temperatures of each epoch up to `max_iter`."""
+    def _temperatures(self, *, steps: int) -> list[tuple[float, float]]:
+        """The temperatures of each epoch up to `max_iter`, with so many steps in an epoch."""
         if self.t1 is not None or self.t2 is not None:
             if self.t1 is None or self.t2 is None:
                 raise ValueError(f"give both t1 and t2, or neither for a schedule, got t1={self.t1} and t2={self.t2}")
@@ -209,6 +212,8 @@ class BiTemperedMLPClassifier(TemperedClassifier):
             schedule = self.schedule
             if schedule is None:
                 schedule = schedules.default(len(self.classes_), self.max_iter)
+                later = max(0.0, LOGISTIC_STEPS / steps - schedule.begin)
+                schedule = replace(schedule, begin=schedule.begin + later, finish=schedule.finish + later)
             if not callable(schedule):
                 raise TypeError(f"schedule must be a function from an epoch to (t1, t2), or None, got {schedule!r}")
             pairs = [check_temperatures(*schedule(epoch)) for epoch in range(self.max_iter)]
