@@ -59,10 +59,10 @@ def _solve(u, t, s, stretch, KIND: tl.constexpr, STEPS: tl.constexpr, FAST: tl.c
     log_r = -u
     if KIND > 0:
         log_r, _ = log_ratio(u, decay_factor(u * 0.0 + LN2, s, stretch, KIND), s, KIND, FAST)
-        for _step in tl.static_range(STEPS):
+        for step in tl.static_range(STEPS):
             r = exp(log_r)
             d = decay_factor(psi(r, 1.0, False, FAST), s, stretch, KIND)
-            there, _ = log_ratio(u, d, s, KIND, FAST)
+            there, _ = log_ratio(u, d, s, KIND, FAST and step < STEPS - 1)  # the last one exactly
             x = tl.minimum(s * decayed(u, d, KIND), 1e37)
             whole = (1.0 + r) * (1.0 + x)
             log_r += (there - log_r) * (whole / (whole - r * x))
@@ -75,7 +75,7 @@ def _solve(u, t, s, stretch, KIND: tl.constexpr, STEPS: tl.constexpr, FAST: tl.c
             log_z = psi(r, 1.0, False, FAST) - at
             change = (r - r_to_t) / (1.0 + r_to_t) * phi(log_z, -s, False)
             at = tl.maximum(at + log_z + psi(change, s, False, FAST), 0.0)
-        below, _ = log_ratio(u, decay_factor(at, s, stretch, KIND), s, KIND, FAST)
+        below, _ = log_ratio(u, decay_factor(at, s, stretch, KIND), s, KIND, False)
         if KIND == 3:
             m, log_r = tl.where(s < 0.0, at, m), tl.where(s < 0.0, below, log_r)
         else:
