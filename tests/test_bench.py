@@ -143,6 +143,22 @@ def test_what_fails_is_said_and_the_others_go_on(monkeypatch, tmp_path):
     assert {row["contender"] for row in rows if "median_us" in row} == {"cross_entropy", "bitempered", "core"}
 
 
+def test_compiled_is_compared_with_the_same_without_the_compiler():
+    label = "bitempered, torch.compile (0.8, 1.2)"
+    row = {"label": label, "contender": "bitempered, torch.compile", "kind": "loss", "peak_bytes": None}
+    taken = {label: [3.0] * 3, "bitempered (0.8, 1.2)": [2.0] * 3, "cross_entropy": [4.0] * 3}
+    over = bench.summary(row, taken)["over"]
+    assert over == {"cross_entropy": pytest.approx(0.75), "bitempered (0.8, 1.2)": pytest.approx(1.5)}
+
+
+def test_images_have_as_many_positions_as_rows_were_asked_for():
+    assert bench.image_shape(2 * 256 * 256) == (2, 256, 256)
+    assert bench.image_shape(8 * 512 * 1024) == (8, 512, 1024)
+    for case in (*recipe.CPU, *recipe.CUDA, *recipe.QUICK):
+        if case.kind == "segmentation":
+            assert math.prod(bench.image_shape(case.rows)) == case.rows
+
+
 def test_a_slow_contender_sits_out_after_five_runs():
     class Clock(bench.Clock):
         def seconds(self, call):

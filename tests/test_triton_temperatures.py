@@ -176,7 +176,9 @@ def test_a_schedule_changes_a_temperature_in_place():
         loss.backward()
 
 
-@pytest.mark.parametrize(("t1", "t2"), [(0.8, 1.2), (0.5, 0.8), (1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("t1", "t2"), [(0.8, 1.2), (0.5, 0.8), (1.0, 1.0), (torch.linspace(0.2, 0.9, 6), torch.linspace(2.0, 0.9, 6))]
+)
 def test_linear_layer_rescaled(monkeypatch, t1, t2):
     monkeypatch.setattr(linear, "_rows_per_chunk", lambda *_: 3)
     monkeypatch.setattr(linear, "_classes_per_chunk", lambda *_: 128)
@@ -184,7 +186,9 @@ def test_linear_layer_rescaled(monkeypatch, t1, t2):
     layer = [torch.randn(6, 3, generator=generator), torch.randn(200, 3, generator=generator)]
     target = torch.tensor([0, 40, -100, 199, 127, 128])
     leaves, wide = [x.clone().requires_grad_() for x in layer], [x.double().requires_grad_() for x in layer]
+    monkeypatch.setattr(linear, "_chunks", None)
     loss = linear_bi_tempered_logistic_loss(*leaves, target, t1, t2, rescale=True)
+    t1, t2 = (t.double() if isinstance(t, torch.Tensor) else t for t in (t1, t2))
     with kernels.use("core"):
         want = bi_tempered_logistic_loss(wide[0] @ wide[1].t(), target, t1, t2, rescale=True)
     torch.testing.assert_close(loss.detach().double(), want.detach(), rtol=5e-6, atol=0)

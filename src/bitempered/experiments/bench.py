@@ -58,7 +58,7 @@ REFERENCES = {
     "linear": (LINEAR_BASE, LINEAR_LIGER),
     "softmax": ("entmax15",),
 }
-GRAPH = bench_report.GRAPH
+GRAPH, COMPILED = bench_report.GRAPH, ", torch.compile"
 WARM_UP = 2e-3  # seconds of untimed calls before a timed one, on a GPU
 MIN_RUNS = 5  # of a contender so slow that more would take most of the time
 PORT_LIMIT = {"cpu": 2**23, "cuda": 2**28}  # the most logits for the port, which takes 20 times their memory
@@ -67,7 +67,7 @@ PORT_LIMIT = {"cpu": 2**23, "cuda": 2**28}  # the most logits for the port, whic
 class Case(NamedTuple):
     """Random logits (rows, classes), of a linear layer if it has features; `sweep` names the curve of a point.
 
-    Of kind "segmentation" they are two square images (2, classes, side, side).
+    Of kind "segmentation" they are images, of the sizes in `image_shape`.
     """
 
     rows: int
@@ -98,6 +98,7 @@ class Contender(NamedTuple):
     name: str
     function: Callable[..., Tensor]
     pair: Pair | None = None  # of the bi-tempered loss
+    rescale: bool = False
     overwrites: bool = False  # whether it overwrites its input with the gradient: then it gets a copy
 
     @property
@@ -142,8 +143,8 @@ def losses(kind: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     return bi_tempered_logistic_loss, F.cross_entropy
 
 
-def at(function: Callable[..., Tensor], pair: Pair) -> Callable[..., Tensor]:
-    return lambda *inputs: function(*inputs, *pair)
+def at(function: Callable[..., Tensor], pair: tuple[Any, Any], **options: Any) -> Callable[..., Tensor]:
+    return lambda *inputs: function(*inputs, *pair, **options)
 
 
 def found(module: str, name: str) -> Any:
@@ -167,12 +168,16 @@ def contenders(case: Case, device: str, compiled: bool) -> list[Contender]:
         return made + [Contender(OURS, at(linear_bi_tempered_logistic_loss, pair), pair) for pair in PAIRS]
     our_loss, torch_loss = losses(case.kind)
     made = [Contender(REFERENCES[case.kind][0], torch_loss)]
+    if compiled := compiled and not case.sweep and (cuda or case.kind == "loss"):
+        made.append(Contender(made[0].name + COMPILED, torch.compile(torch_loss, dynamic=False)))
     if case.kind != "loss":
         for pair in PAIRS:
-            made += [Contender(OURS, at(our_loss, pair), pair), Contender("core", at(core(our_loss), pair), pair)]
+            made.append(Contender(OURS, at(our_loss, pair), pair))
+            if not cuda:
+                made.append(Contender("core", at(core(our_loss), pair), pair))
+            elif compiled:
+                made.append(Contender(OURS + COMPILED, torch.compile(at(our_loss, pair), dynamic=False), pair))
         return made
-    if compiled := compiled and not case.sweep:
-        made.append(Contender(f"{BASE}, torch.compile", torch.compile(F.cross_entropy, dynamic=False)))
     if cuda and (fused := found(liger, "liger_cross_entropy")):
         made.append(Contender(LIGER, fused, overwrites=True))
     for pair in PAIRS:
@@ -180,8 +185,13 @@ def contenders(case: Case, device: str, compiled: bool) -> list[Contender]:
         made.append(Contender(OURS, ours, pair))
         if not cuda and not case.sweep:
             made.append(Contender("core", at(core(bi_tempered_logistic_loss), pair), pair))
-            if compiled:
-                made.append(Contender(f"{OURS}, torch.compile", torch.compile(ours, dynamic=False), pair))
+        if compiled:
+            made.append(Contender(OURS + COMPILED, torch.compile(ours, dynamic=False), pair))
+        if cuda and not case.sweep:
+            rescaled = at(bi_tempered_logistic_loss, pair, rescale=True)
+            made.append(Contender(f"{OURS}, rescale", rescaled, pair, rescale=True))
+            first, second = (torch.tensor(t, device=device) for t in pair)
+            made.append(Contender(f"{OURS}, temperatures in memory", at(our_loss, (first, second)), pair))
         if not cuda and case.dtype != "float32":  # the port is of float32
             continue
         if case.rows * case.classes <= PORT_LIMIT[device] and not (case.sweep and pair != PAIRS[0]):
@@ -195,14 +205,23 @@ class Inputs(NamedTuple):
     cotangent: Tensor | None  # only for a softmax
 
 
+def image_shape(positions: int) -> tuple[int, ...]:
+    """Two square images or, if they cannot have as many positions, eight that are twice as wide as high."""
+    side = math.isqrt(positions // 2)
+    if 2 * side * side == positions:
+        return 2, side, side
+    side = math.isqrt(positions // 16)
+    return 8, side, 2 * side
+
+
 def make(case: Case, device: str) -> Inputs:
     generator = torch.Generator(device).manual_seed(0)
     n, k, h = case.rows, case.classes, case.features
     normal = functools.partial(torch.randn, device=device, dtype=getattr(torch, case.dtype), generator=generator)
     made = [normal(n, h), normal(k, h) * h**-0.5] if h else [normal(n, k)]
     if case.kind == "segmentation":
-        side = math.isqrt(n // 2)
-        made = [normal(2, k, side, side)]
+        images, *size = image_shape(n)
+        made = [normal(images, k, *size)]
     leaves = tuple(x.requires_grad_() for x in made)
     if case.kind == "softmax":
         return Inputs(leaves, (), normal(n, k))
@@ -210,7 +229,7 @@ def make(case: Case, device: str) -> Inputs:
         return Inputs(leaves, (torch.softmax(normal(n, k), 1),), None)
     if case.kind == "binary":
         return Inputs(leaves, (torch.randint(2, (n, k), device=device, generator=generator).to(leaves[0]),), None)
-    shape = (n,) if case.kind != "segmentation" else (2, *leaves[0].shape[2:])
+    shape = image_shape(n) if case.kind == "segmentation" else (n,)
     return Inputs(leaves, (torch.randint(k, shape, device=device, generator=generator),), None)
 
 
@@ -302,7 +321,7 @@ class Clock:
         return taken
 
 
-def exact(case: Case, pair: Pair | None, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def exact(case: Case, pair: Pair | None, inputs: Inputs, *, rescale: bool = False) -> tuple[Tensor, Tensor]:
     """Return value and gradient in float64, by core, or by torch for cross-entropy; a chunk of rows at a time."""
     values, gradients = [], []
     first, *others = (x.detach().double() for x in inputs.leaves)
@@ -317,7 +336,8 @@ def exact(case: Case, pair: Pair | None, inputs: Inputs) -> tuple[Tensor, Tensor
                 loss = losses(case.kind)[0 if pair else 1]
                 logits, target = F.linear(leaf, *others) if others else leaf, inputs.target[0][rows]
                 target = target.double() if target.is_floating_point() else target
-                value = loss(logits, target, *(pair or ()), reduction="sum") / count
+                options = {"rescale": True} if rescale else {}
+                value = loss(logits, target, *(pair or ()), reduction="sum", **options) / count
         gradients.append(torch.autograd.grad(value, leaf, cotangent)[0])
         values.append(value.detach())
     value = torch.stack(values).sum() if inputs.cotangent is None else torch.cat(values)
@@ -344,8 +364,8 @@ def measure(case: Case, suite: Suite, clock: Clock, say: Callable[[str], None]) 
     if case.kind != "linear":  # one read and one write of the logits: the least cost of a loss and its gradient
         logits = inputs.leaves[0].detach()
         calls["copy"] = functools.partial(torch.empty_like(logits).copy_, logits)
-    wanted: dict[Pair | None, tuple[Tensor, Tensor]] = {}
-    graphs = clock.cuda and case.kind == "loss"
+    wanted: dict[tuple[Pair | None, bool], tuple[Tensor, Tensor]] = {}
+    graphs = clock.cuda and case.kind not in ("linear", "softmax")
     torch.compiler.reset()
     for contender in contenders(case, clock.device, suite.compiled):
         t1, t2 = contender.pair or (None, None)
@@ -355,13 +375,14 @@ def measure(case: Case, suite: Suite, clock: Clock, say: Callable[[str], None]) 
             call = Call(contender, inputs)
             result = call()  # compiles
             if not case.sweep:
-                if contender.pair not in wanted:
-                    wanted[contender.pair] = exact(case, contender.pair, inputs)
-                row |= errors(result, wanted[contender.pair])
+                key = contender.pair, contender.rescale
+                if key not in wanted:
+                    wanted[key] = exact(case, contender.pair, inputs, rescale=contender.rescale)
+                row |= errors(result, wanted[key])
             del result
             row["peak_bytes"] = clock.peak(call)
             calls[contender.label] = call
-            if graphs and contender.name in (OURS, BASE):
+            if graphs and contender.name in (OURS, REFERENCES[case.kind][0]):
                 calls[contender.label + GRAPH] = recorded(call)
                 made.append(row | {"contender": contender.name + GRAPH, "label": contender.label + GRAPH})
         except Exception as error:  # another package's kernel fails, or memory runs out: measure the others
@@ -382,7 +403,10 @@ def summary(row: Row, taken: dict[str, list[float]]) -> Row:
     low, middle, high = statistics.quantiles(runs, n=4)
     medians = {label: 1e6 * statistics.median(seconds) for label, seconds in taken.items()}
     graph = GRAPH if row["label"].endswith(GRAPH) else ""  # a graph's time is divided by a graph's
-    over = {name: middle / medians[name + graph] for name in REFERENCES[row["kind"]] if name + graph in medians}
+    names = list(REFERENCES[row["kind"]])
+    if row["contender"] == OURS + COMPILED:
+        names.append(row["label"].replace(COMPILED, ""))  # the same without the compiler
+    over = {name: middle / medians[name + graph] for name in names if name + graph in medians}
     made: Row = {"runs": len(runs), "median_us": middle, "quartiles_us": [low, high], "min_us": min(runs), "over": over}
     if row["peak_bytes"] is not None:
         size = row["rows"] * row["classes"] * getattr(torch, row["dtype"]).itemsize

@@ -34,7 +34,7 @@ MADE_WITH = (
 )
 KINDS = {
     "loss": "Loss",
-    "segmentation": "Loss of two square images",
+    "segmentation": "Loss of images",
     "probabilities": "Loss of class probabilities",
     "binary": "Binary loss",
     "linear": "Linear layer and loss",

@@ -68,11 +68,6 @@ class _KernelLoss(torch.autograd.Function):
         return (rows * _gradient_by_core(logits, target, weight, options)).to(logits.dtype), *none
 
 
-# Function.apply first handles torch.func transforms, which takes much of a small loss's time. No kernel runs under a
-# transform, so skip that.
-_apply_kernel_loss = hooks.single_level_apply(_KernelLoss)
-
-
 def _has_memory(x: Tensor) -> bool:
     try:
         return x.data_ptr() is not None
@@ -135,6 +130,12 @@ class _KernelBinaryLoss(torch.autograd.Function):
         by_a = by_a if weight is None else weigh_elements(by_a, weight, xp=xp)
         by_a = by_a / max(logits.numel(), 1) if options.reduction == "mean" else by_a
         return (g * by_a).to(logits.dtype), *none
+
+
+# Function.apply first handles torch.func transforms, which takes much of a small loss's time. No kernel runs under a
+# transform, so skip that.
+_apply_kernel_loss = hooks.single_level_apply(_KernelLoss)
+_apply_kernel_binary_loss = hooks.single_level_apply(_KernelBinaryLoss)
 
 
 class _KernelSigmoid(torch.autograd.Function):
@@ -221,7 +222,7 @@ def binary_loss_by_kernel(
         return torch.ops.bitempered.binary_loss.default(*tensors, *numbers, kernel, dtype, needs_gradient)[0]
     module = implementation(kernel)
     if needs_gradient:
-        return _KernelBinaryLoss.apply(logits, target, pos_weight, weight, *temperatures, numbers, dtype, module)
+        return _apply_kernel_binary_loss(logits, target, pos_weight, weight, *temperatures, numbers, dtype, module)
     return module.binary_loss(logits, target, pos_weight, weight, options).to(dtype)
 
 

@@ -84,8 +84,8 @@ def linear_bi_tempered_logistic_loss(
     """`bi_tempered_logistic_loss` of the logits `linear(hidden, weight, bias)`, which never exist all at once.
 
     Besides its results it needs memory for two chunks of logits, each about as large as `hidden`, and for the gradient
-    of `weight` in float32; on a GPU, for class indices without smoothing, softcap or tensor temperatures, for one such
-    chunk only. For "mean" and "sum" the gradients are computed in forward, for "none" in backward.
+    of `weight` in float32. On a GPU, for class indices without smoothing, softcap or gradients in t1 and t2, it needs
+    one such chunk only. For "mean" and "sum" the gradients are computed in forward, for "none" in backward.
 
     Args:
         hidden: (..., H), the input of the linear layer.
@@ -298,12 +298,12 @@ def _apply(inputs: _Inputs, options: _LayerOptions) -> Tensor:
 def _by_triton(inputs: _Inputs, options: _LayerOptions) -> bool:
     """Whether `_device_chunks` can compute this; otherwise `_chunks` does."""
     hidden, weight, _, t1, t2, target = inputs
-    if options.shards is not None or len(hidden) == 0 or target.is_floating_point() or t1 is not None or t2 is not None:
+    if options.shards is not None or len(hidden) == 0 or target.is_floating_point():
         return False
     if options.loss.label_smoothing > 0 or options.softcap is not None:
         return False
     chunk = hidden.detach().new_empty((0, len(weight)))  # like one of logits, but without rows
-    return kernels.choose(chunk, target[:0]) == "triton"
+    return kernels.choose(chunk, target[:0], temperatures=(t1, t2)) == "triton"
 
 
 def _device_chunks(
@@ -311,7 +311,7 @@ def _device_chunks(
 ) -> tuple[Tensor, Gradients]:
     """`_chunks` by the Triton kernels: chunks of rows with all classes, then chunks of classes with all rows."""
     triton = implementation("triton")
-    hidden, weight, bias, _, _, target = inputs
+    hidden, weight, bias, t1, t2, target = inputs
     of_loss, class_weight = options.loss, options.class_weight
     reduction = of_loss.reduction
     (n, features), classes, any_needed = hidden.shape, len(weight), any(needs)
@@ -333,10 +333,11 @@ def _device_chunks(
         logits = _linear(hidden[rows], weight, bias, buffer)
         of_rows = None if state is None else state[:, rows]
         factor = g if g is None or g.dim() == 0 else g[rows]
-        labels = target[rows]
+        of_chunk = with_tensors(of_loss, t1=None if t1 is None else t1[rows], t2=None if t2 is None else t2[rows])
         loss = triton.chunk_loss(
-            logits, labels, class_weight, of_loss, divisor=divisor, g=factor, with_gradient=any_needed, state=of_rows
-        )
+            logits, target[rows], class_weight, of_chunk,
+            divisor=divisor, g=factor, with_gradient=any_needed, state=of_rows,
+        )  # fmt: skip
         losses.append(loss)
         if by_hidden is not None:
             _product(logits, weight, scale, by_hidden[rows])
@@ -352,7 +353,7 @@ def _device_chunks(
         for start in range(0, classes, step):
             chunk = slice(start, start + step)
             logits = _linear(hidden, weight[chunk], None if bias is None else bias[chunk], buffer)
-            triton.class_gradients_(logits, target, state, of_loss, first=start)
+            triton.class_gradients_(logits, target, state, with_tensors(of_loss, t1=t1, t2=t2), first=start)
             _product(logits.t(), hidden, scale, by_weight[chunk])
     if by_bias is not None and bias is not None:
         by_bias = (by_bias / scale).to(bias.dtype)

@@ -3,7 +3,7 @@
 A logit a is the two-class problem with logits (0, a): the probabilities are e^(-m) and e^(-m) r.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bitempered.kernels.layout import merge_dimensions
+from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
 from bitempered.kernels.triton.launch import (
     ASSERTING_OPTIONS,
@@ -34,6 +35,7 @@ from bitempered.kernels.triton.mathematics import (
 
 DIMENSIONS = 3  # that a kernel takes, after those that lie in memory as one are merged
 _BLOCK = 512
+_ways = Memo()
 _READABLE = (
     torch.float16,
     torch.bfloat16,
@@ -57,10 +59,10 @@ def _solve(u, t, s, stretch, KIND: tl.constexpr, STEPS: tl.constexpr, FAST: tl.c
     log_r = -u
     if KIND > 0:
         log_r, _ = log_ratio(u, decay_factor(u * 0.0 + LN2, s, stretch, KIND), s, KIND, FAST)
-        for _step in tl.static_range(STEPS):
+        for step in tl.static_range(STEPS):
             r = exp(log_r)
             d = decay_factor(psi(r, 1.0, False, FAST), s, stretch, KIND)
-            there, _ = log_ratio(u, d, s, KIND, FAST)
+            there, _ = log_ratio(u, d, s, KIND, FAST and step < STEPS - 1)  # the last one exactly
             x = tl.minimum(s * decayed(u, d, KIND), 1e37)
             whole = (1.0 + r) * (1.0 + x)
             log_r += (there - log_r) * (whole / (whole - r * x))
@@ -73,7 +75,7 @@ def _solve(u, t, s, stretch, KIND: tl.constexpr, STEPS: tl.constexpr, FAST: tl.c
             log_z = psi(r, 1.0, False, FAST) - at
             change = (r - r_to_t) / (1.0 + r_to_t) * phi(log_z, -s, False)
             at = tl.maximum(at + log_z + psi(change, s, False, FAST), 0.0)
-        below, _ = log_ratio(u, decay_factor(at, s, stretch, KIND), s, KIND, FAST)
+        below, _ = log_ratio(u, decay_factor(at, s, stretch, KIND), s, KIND, False)
         if KIND == 3:
             m, log_r = tl.where(s < 0.0, at, m), tl.where(s < 0.0, below, log_r)
         else:
@@ -252,43 +254,48 @@ def _run(
     logits, target, pos_weight, weight, g, out, gradient = tensors
     assert logits is not None
     *numbers, t1, _, t2, _ = temperature_arguments(options, 2, logits.device)
-    given = [x if x is None else x.expand(logits.shape) for x in (*tensors, t1, t2)]
-    sizes, strides = _merged(given)
-    if len(sizes) > DIMENSIONS:  # too many ways through memory: all take that of the logits
-        own = [x if x is None else torch.empty_like(logits, dtype=x.dtype).copy_(x) for x in given]
+    given = (*tensors, t1, t2)
+    key = tuple(None if x is None else (x.shape, x.stride()) for x in given)
+    way = _ways.get(key) or _ways.keep(key, _find_way(given))
+    if way.dimensions > DIMENSIONS:  # then all take the way of the logits
+        own = [x if x is None else torch.empty_like(logits, dtype=x.dtype).copy_(x.expand(logits.shape)) for x in given]
         options = options._replace(t1=own[7], t2=own[8]) if own[7] is not None else options
         _run((*own[:7],), options, sums, divisor, programs)
         for mine, x in ((own[5], out), (own[6], gradient)):
             if x is not None and mine is not None:
                 x.copy_(mine)
         return
-    n = logits.numel()
     constants = {
         **temperature_constants(options.t1, options.t2, "KIND", "FAST", "SAME", "T1_ZERO"),
         "STEPS": 2 if isinstance(options.t2, float) and options.t2 <= 1.25 else 3, "LOSS": target is not None,
         "POS_WEIGHTED": pos_weight is not None, "WEIGHTED": weight is not None, "SCALED": g is not None,
         "WITH_OUT": out is not None, "WITH_GRAD": gradient is not None, "REDUCE": sums is not None,
-        "DIMENSIONS": len(sizes), "WIDE": _reaches(sizes, strides) >= 2**31 - _BLOCK, "BLOCK": _BLOCK, "num_warps": 4,
+        "DIMENSIONS": way.dimensions, "WIDE": way.wide, "BLOCK": _BLOCK, "num_warps": 4,
     }  # fmt: skip
-    # From the last dimension to the first.
-    sizes, strides = sizes[::-1], [x[::-1] + [0] * (DIMENSIONS - len(sizes)) for x in strides]
     with on_device_of(logits):
-        arguments = (
-            *given, sums, *(stride for x in strides for stride in x), *[*sizes, 1, 1][:2], n, *numbers,
-            float(divisor),
-        )  # fmt: skip
+        arguments = (*given, sums, *way.strides, *way.sizes, logits.numel(), *numbers, float(divisor))
         launch_kernel(binary_kernel, programs, arguments, constants | ASSERTING_OPTIONS)
 
 
-def _merged(given: list[Tensor | None]) -> tuple[list[int], list[list[int]]]:
-    """The sizes and strides of tensors of one shape, in as few dimensions as hold them all."""
+class _Way(NamedTuple):
+    """A way through the memory of tensors that broadcast to the first of them."""
+
+    dimensions: int
+    strides: tuple[int, ...]  # DIMENSIONS for each tensor, from the last dimension to the first
+    sizes: tuple[int, int]  # of the last two dimensions
+    wide: bool  # whether offsets need 64 bits
+
+
+def _find_way(given: tuple[Tensor | None, ...]) -> _Way:
     there = [x for x in given if x is not None]
-    sizes, strides = merge_dimensions(there[0].shape, [x.stride() for x in there])
-    found = iter(strides)
-    return sizes, [[0] * len(sizes) if x is None else next(found) for x in given]
-
-
-def _reaches(sizes: list[int], strides: list[list[int]]) -> int:
-    """The largest offset of an element, or their number."""
-    ends = [sum((size - 1) * step for size, step in zip(sizes, x, strict=True)) for x in strides]
-    return max(*ends, torch.Size(sizes).numel())
+    shape = there[0].shape
+    sizes, merged = merge_dimensions(shape, [x.expand(shape).stride() for x in there])
+    ends = [sum((size - 1) * step for size, step in zip(sizes, x, strict=True)) for x in merged]
+    wide = max(*ends, there[0].numel()) >= 2**31 - _BLOCK
+    found = iter(merged)
+    strides: list[int] = []
+    for x in given:
+        steps = [0] * len(sizes) if x is None else next(found)
+        strides += (*steps[::-1], *[0] * DIMENSIONS)[:DIMENSIONS]
+    last, before = (*sizes[::-1], 1, 1)[:2]
+    return _Way(len(sizes), tuple(strides), (last, before), wide)

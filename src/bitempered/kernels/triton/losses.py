@@ -261,6 +261,8 @@ def _compute(
                 label_smoothing, sum_tolerance(target.element_size()), *temperatures,
             )  # fmt: skip
             common |= temperature_constants(t1, t2, "KIND", "NEAR", "FAST", "T1_ZERO", "SAME") | {"INDICES": indices}
+            if geometry["SINGLE"] and geometry["COLUMNS"] > 512:  # a thread holds more numbers of each class here
+                common["num_warps"] = min(16, 2 * geometry["num_warps"])
             launch_kernel(soft_loss_kernel, programs, arguments, common)
     return _finish(losses, reduce, dtype)
 

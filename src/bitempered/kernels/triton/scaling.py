@@ -11,6 +11,7 @@ from bitempered.kernels.layout import as_blocks
 from bitempered.kernels.triton.launch import COMPILER_OPTIONS, launch_kernel, on_device_of
 from bitempered.kernels.triton.tiles import any_row, count_tiles, load, row_starts, store, tile_for, wide
 
+_BLOCK = 4096
 _SMALL_GRADIENT = 2**23  # numbers: below, an operation of torch is faster than a launch that may have nothing to do
 
 
@@ -48,14 +49,12 @@ def _scale_all_kernel(grad_ptr, g_ptr, n, BLOCK: tl.constexpr):
 def scale_(gradient: Tensor, g: Tensor, axis: int | None) -> Tensor:
     """Multiply the gradient, which is dense, in place by g: a scalar, or one number per row or, of a binary loss, per
     element. A large gradient is not touched where g is 1."""
-    if gradient.numel() < _SMALL_GRADIENT:
+    if gradient.numel() < _SMALL_GRADIENT or (g.dim() and axis is None):
         return gradient.mul_(g.unsqueeze(axis) if g.dim() and axis is not None else g)
-    if axis is None and g.dim():
-        return gradient.mul_(g)
-    if axis is None:
-        programs = min(-(-gradient.numel() // 4096), 8 * _processors(gradient.device))
+    if axis is None or not g.dim():
+        programs = min(-(-gradient.numel() // _BLOCK), 8 * _processors(gradient.device))
         with on_device_of(gradient):
-            constants = {"BLOCK": 4096, "num_warps": 8} | COMPILER_OPTIONS
+            constants = {"BLOCK": _BLOCK, "num_warps": 8} | COMPILER_OPTIONS
             launch_kernel(_scale_all_kernel, programs, (gradient, g, gradient.numel()), constants)
         return gradient
     x, outer, inner, strides = as_blocks(gradient, axis)
@@ -64,7 +63,7 @@ def scale_(gradient: Tensor, g: Tensor, axis: int | None) -> Tensor:
         tile.pop("SINGLE")
         programs = min(outer * count_tiles(inner, tile), 8 * _processors(x.device))
         with on_device_of(x):
-            arguments = x, *strides, g.contiguous(), 1 if g.dim() else 0, outer, inner, x.shape[1]
+            arguments = x, *strides, g.contiguous(), 1, outer, inner, x.shape[1]
             launch_kernel(_scale_kernel, programs, arguments, tile | COMPILER_OPTIONS)
     return gradient
 

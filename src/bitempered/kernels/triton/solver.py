@@ -144,7 +144,7 @@ def solve(
             a4, a5, a6, a7 = tl.sum(a4, 2), tl.sum(a5, 2), tl.sum(a6, 2), tl.sum(a7, 2)
             b0, b1, b2, b3, b4, b5, b6, b7 = sums(a0, a1, a2, a3, a4, a5, a6, a7, TERMS)
         else:
-            sampling, peel = (False, True) if FEW else (passes == 0, passes > 1)
+            sampling, peel = passes == 0, passes > 1
             zero = tl.zeros((ROWS, COLUMNS // VECTOR), tl.float32)
             a0, a1, a2, a3, a4, a5, a6, a7, tied = zero, zero, zero, zero, zero, zero, zero, zero, zero
             highest = zero + float("-inf")
