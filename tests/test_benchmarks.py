@@ -32,7 +32,9 @@ def calibration():
     return load("calibration")
 
 
-@pytest.mark.parametrize("name", ["calibration", "choosing", "collapse", "logistic_regression", "peers", "playground"])
+@pytest.mark.parametrize(
+    "name", ["calibration", "choosing", "collapse", "logistic_regression", "peers", "playground", "scale"]
+)
 def test_committed_pages_are_rendered_from_their_rows(name, tmp_path, monkeypatch):
     script = load(name)
     rows = tmp_path / f"{name}.jsonl"
