@@ -17,6 +17,7 @@ import json
 import threading
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -241,6 +242,8 @@ def _stored(optuna: Any, storage: str | Path | None) -> tuple[Callable[[], Any] 
     if storage is None:
         return None, nullcontext
     url = str(storage) if "://" in str(storage) else f"sqlite:///{storage}"
+    if url.startswith("postgresql"):
+        return (lambda: optuna.storages.RDBStorage(url)), _lock_of_server(url)
     if not url.startswith("sqlite:///"):
         return (lambda: optuna.storages.RDBStorage(url)), nullcontext
     # Optuna reads a trial's state and writes it in two steps, between which another process may write to SQLite.
@@ -254,6 +257,27 @@ def _stored(optuna: Any, storage: str | Path | None) -> tuple[Callable[[], Any] 
 
     options = {"connect_args": {"timeout": BUSY_SECONDS}}
     return (lambda: optuna.storages.RDBStorage(url, engine_kwargs=options)), lock
+
+
+def _lock_of_server(url: str) -> Callable[[], Any]:
+    """A lock that PostgreSQL keeps for all machines, and drops with the connection of a process that is killed.
+
+    Without it two processes would both make the tables of a new database, or both take the last trial.
+    """
+    import sqlalchemy
+
+    engine, number = sqlalchemy.create_engine(url), zlib.crc32(b"bitempered.tune")
+
+    @contextmanager
+    def lock() -> Iterator[None]:
+        with engine.connect() as connection:
+            connection.execute(sqlalchemy.text(f"SELECT pg_advisory_lock({number})"))
+            try:
+                yield
+            finally:
+                connection.execute(sqlalchemy.text(f"SELECT pg_advisory_unlock({number})"))
+
+    return lock
 
 
 def _ranges(fit: Callable[..., float], space: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

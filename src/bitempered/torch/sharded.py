@@ -215,7 +215,13 @@ def _loss_and_gradients(
     top = u == 0
 
     def mass(m: Tensor) -> Tensor:
-        return xp.sum(core.log_ratios(u, m, t2, xp=xp).exp(), axis=axis)
+        """sum r of this shard, the inner loop: up to t = 2 `core.log_ratios` in place, without its precautions."""
+        if t2 == 1:
+            return xp.sum(torch.exp(-u), axis=axis)
+        if t2 > 2:
+            return xp.sum(core.log_ratios(u, m, t2, xp=xp).exp_(), axis=axis)
+        x = u * ((t2 - 1) * torch.exp((1 - t2) * m))
+        return xp.sum(x.clamp_(min=-1).log1p_().div_(1 - t2).exp_(), axis=axis)
 
     # The solver's first messages have room for other sums.
     waiting = [xp.sum(top.to(u.dtype), axis=axis), xp.sum(z, axis=axis)]
