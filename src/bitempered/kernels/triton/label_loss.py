@@ -168,7 +168,7 @@ def loss_kernel(
                 at_top = tl.maximum(at_top, tl.max(tl.where(a == wide(top), (at + columns)[None, :, :], -1), 2))
         kind = tl.where(zero, -2, tl.where(peeled, tl.max(at_top, 1), -1))
         state = state_ptr + row
-        tl.store(state, kind.to(tl.float32, bitcast=True), mask=row_in)
+        tl.store(state, (kind + 2).to(tl.float32, bitcast=True), mask=row_in)  # not negative, whose bits are a NaN's
         tl.store(state + state_stride, top, mask=row_in)
         tl.store(state + 2 * state_stride, peak, mask=row_in)
         tl.store(state + 3 * state_stride, d, mask=row_in)
@@ -220,7 +220,7 @@ def label_gradient_kernel(
     if SCALED:
         g = tl.load(g_ptr + row * g_stride, mask=row_in, other=0.0).to(tl.float32)
     state = state_ptr + row
-    kind = tl.load(state, mask=row_in, other=0.0).to(tl.int32, bitcast=True)
+    kind = tl.load(state, mask=row_in, other=0.0).to(tl.int32, bitcast=True) - 2
     top = wide(tl.load(state + state_stride, mask=row_in, other=0.0))
     peak = wide(tl.load(state + 2 * state_stride, mask=row_in, other=0.0))
     d = wide(tl.load(state + 3 * state_stride, mask=row_in, other=1.0))
