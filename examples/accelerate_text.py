@@ -4,7 +4,7 @@ The sentences are drawn from the vocabularies of eight topics, so that nothing i
 gradients of several batches, on one process or, under `accelerate launch`, on several. The temperatures follow the
 default schedule: cross-entropy at first, robust later.
 
-    pip install "bitempered[torch]" accelerate
+    pip install torch accelerate
 """
 
 from contextlib import nullcontext

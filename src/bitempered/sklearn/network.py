@@ -69,7 +69,7 @@ class BiTemperedMLPClassifier(TemperedClassifier):
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
-    >>> model = BiTemperedMLPClassifier(learning_rate_init=0.01, random_state=0).fit(X, y)
+    >>> model = BiTemperedMLPClassifier(learning_rate_init=0.01, batch_size=30, random_state=0).fit(X, y)
     >>> model.score(X, y) > 0.95, model.t1_, model.t2_
     (True, 0.0, 2.0)
     >>> model = BiTemperedMLPClassifier(t1=0.8, t2=1.2, learning_rate_init=0.01, random_state=0).fit(X, y)
