@@ -21,6 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 
+from bitempered import schedules
 from bitempered.experiments import cells, report
 from bitempered.experiments.cells import FIXED, VARYING, Cell, Comparison, corrupt, curves_of
 from bitempered.experiments.data import Dataset, Part, fingerprint
@@ -34,6 +35,7 @@ from bitempered.experiments.report import MOMENTS, Pages, grid, newest, spread
 from bitempered.experiments.runs import Progress, Row, identity, measure_once, one_thread
 from bitempered.experiments.train import Training
 from bitempered.sklearn import BiTemperedLogisticRegression, BiTemperedMLPClassifier
+from bitempered.sklearn.network import LOGISTIC_STEPS
 
 __all__ = ["plan", "render"]
 
@@ -103,6 +105,9 @@ def fit_estimators(part: Comparison, data: Dataset, folder: Path, progress: Prog
                     "dataset": part.dataset, "noise_model": part.noise_model, "noise": level, "estimator": name,
                     "seed": seed, "rows": part.rows, "epochs": epochs,
                 }  # fmt: skip
+                if name == BiTemperedMLPClassifier.__name__:  # whose defaults are ours to change
+                    default = schedules.default(data.num_classes, epochs)
+                    setting["schedule"] = [*default.end, default.begin, default.finish, LOGISTIC_STEPS]
                 measure_once(
                     folder, "estimators", identity(setting, f"{data.digest}-{fingerprint(labels, validation)}"),
                     partial(fit, name, epochs, seed, (split.train[0][rows], labels), split.test), device="cpu",
