@@ -55,6 +55,10 @@ def _add_8(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7
 
 
+# Triton's interpreter would add a row's numbers one after the other, which loses digits; a GPU adds them as a tree.
+_TOGETHER = tl.constexpr(isinstance(row_sum, triton.JITFunction))
+
+
 @triton.jit
 def sums(x0, x1, x2, x3, x4, x5, x6, x7, TERMS: tl.constexpr):
     """The sums over the last axis of the first TERMS of these, which cross the warps together; others repeat one."""
@@ -62,6 +66,9 @@ def sums(x0, x1, x2, x3, x4, x5, x6, x7, TERMS: tl.constexpr):
     if TERMS == 1:
         x0 = tl.sum(x0, axis)
         return x0, x0, x0, x0, x0, x0, x0, x0
+    elif not _TOGETHER:
+        x0, x1, x2, x3 = tl.sum(x0, axis), tl.sum(x1, axis), tl.sum(x2, axis), tl.sum(x3, axis)
+        return x0, x1, x2, x3, tl.sum(x4, axis), tl.sum(x5, axis), tl.sum(x6, axis), tl.sum(x7, axis)
     elif TERMS == 2:
         x0, x1 = tl.reduce((x0, x1), axis, _add_2)
         return x0, x1, x1, x1, x1, x1, x1, x1
