@@ -51,6 +51,7 @@ CONTENDERS: Settings = {
 SEARCHED_AT = (0.0, 0.2, 0.4)
 TAKES = {level: nearest(level, SEARCHED_AT) for level in LEVELS}  # the searched level whose settings a level takes
 SHOWN = (0.2, 0.4)  # in the figure
+SHOWN_POINTS = 20  # below the best accuracy of a panel: the first epochs would hide the last ones
 LOOKS = dict(zip(CONTENDERS, looks([("logistic", False), ("bi-tempered", False), ("bi-tempered", True)]), strict=True))
 TRAINING = DATASETS["mnist"].training
 SEARCH = replace(TRAINING, epochs=240)
@@ -174,6 +175,10 @@ own. The best last epoch on noisy validation labels chose these learning rates (
 
 {taken}
 
+The last epoch of all settings that were tried, worst to best on clean test labels: what a rate costs that is not searched.
+
+{ranges(tried)}
+{besides_contenders(tried)}
 {made_by(first)}.
 
 ![]({name}.png)
@@ -183,6 +188,34 @@ own. The best last epoch on noisy validation labels chose these learning rates (
 def setting(row: Row) -> str:
     epochs = f", epochs {row['schedule'][0]:g} to {row['schedule'][1]:g}" if row["schedule"] else ""
     return f"{row['learning_rate']:g}{epochs}"
+
+
+def ranges(tried: list[Row]) -> str:
+    """Return a table of each contender's worst and best last epoch over its settings, at the searched levels."""
+    levels = sorted({row["noise"] for row in tried})
+    lines = []
+    for name, candidates in CONTENDERS.items():
+        groups = ([row for row in tried if row["noise"] == level and of(row) in candidates] for level in levels)
+        accuracies = [[100 * row["test_last"] for row in group] for group in groups]
+        lines.append([name, *(f"{min(group):.2f} to {max(group):.2f}" for group in accuracies)])
+    return grid(head(tuple(levels)), lines, ["---", *["---:"] * len(levels)])
+
+
+def besides_contenders(tried: list[Row]) -> str:
+    """Say which other temperatures were tried, and how they ended; nothing if there were none."""
+    extra = [row for row in tried if of(row) not in settings()]
+    if not extra:
+        return ""
+    ends = " and ".join(dict.fromkeys("({:g}, {:g})".format(*row["numbers"]) for row in extra))
+    accuracies = [100 * row["test_last"] for row in extra]
+    return f"""
+Schedules that end at {ends} were tried as well, {len(extra)} settings at {extra[0]["noise"]:.0%} noise: their last epochs
+are {min(accuracies):.2f} to {max(accuracies):.2f}.
+"""
+
+
+def of(row: Row) -> tuple[Loss, float]:
+    return Loss.of(row), row["learning_rate"]
 
 
 def figure(by_contender: dict[str, list[Row]], folder: Path) -> Figure:
@@ -196,6 +229,8 @@ def figure(by_contender: dict[str, list[Row]], folder: Path) -> Figure:
             for name, rows in by_contender.items():
                 curves = curves_of(folder, [row for row in rows if row["noise"] == level])
                 draw_curves(axes, [curve[column] for curve in curves], LOOKS[name], name)
+            top = max(line.get_ydata().max() for line in axes.lines)
+            axes.set_ylim(top - SHOWN_POINTS, top + 1)
             axes.set_title(label, fontsize="medium")
             axes.set_xlabel("epoch")
             axes.grid(alpha=0.3)
