@@ -175,7 +175,8 @@ own. The best last epoch on noisy validation labels chose these learning rates (
 
 {taken}
 
-The last epoch of all settings that were tried, worst to best on clean test labels: what a rate costs that is not searched.
+The last epoch of all settings that were tried, worst to best on clean test labels, which is what a rate can cost that
+is not searched:
 
 {ranges(tried)}
 {besides_contenders(tried)}
@@ -209,8 +210,8 @@ def besides_contenders(tried: list[Row]) -> str:
     ends = " and ".join(dict.fromkeys("({:g}, {:g})".format(*row["numbers"]) for row in extra))
     accuracies = [100 * row["test_last"] for row in extra]
     return f"""
-Schedules that end at {ends} were tried as well, {len(extra)} settings at {extra[0]["noise"]:.0%} noise: their last epochs
-are {min(accuracies):.2f} to {max(accuracies):.2f}.
+Schedules that end at {ends} were tried as well, {len(extra)} settings at {extra[0]["noise"]:.0%} noise: their
+last epochs are {min(accuracies):.2f} to {max(accuracies):.2f}.
 """
 
 
