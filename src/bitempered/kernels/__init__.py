@@ -162,8 +162,7 @@ def _compiled(logits: Tensor, target: Tensor | None, temperatures: tuple[Any, ..
     The compiler can fuse core. A loss uses its kernel, as an opaque operator, but not in torch.export: exported
     programs run without this package. Unless strict, export traces without Dynamo.
     """
-    exports = getattr(torch.compiler, "is_exporting", None)
-    if target is None or not torch.compiler.is_dynamo_compiling() or (exports is not None and exports()):
+    if target is None or not torch.compiler.is_dynamo_compiling() or _is_exporting():
         return "core"
     if hooks.transformed():
         return "core"
@@ -172,6 +171,12 @@ def _compiled(logits: Tensor, target: Tensor | None, temperatures: tuple[Any, ..
     if logits.device.type != "cpu" or _cpu_cannot(logits, target, temperatures, binary) is not None:
         return "core"
     return "cpu" if _cpu_is_available() else "core"
+
+
+@hooks.constant_when_compiled  # traced, torch 2.11 answers True wherever it compiles
+def _is_exporting() -> bool:
+    exports = getattr(torch.compiler, "is_exporting", None)
+    return exports is not None and exports()
 
 
 @hooks.constant_when_compiled
