@@ -21,8 +21,6 @@ __all__ = [
     "is_shipped",
     "library",
     "loss",
-    "loss_and_gradient",
-    "loss_into",
     "scale_",
     "sigmoid",
     "softmax",
@@ -83,28 +81,11 @@ class _LossCall(ctypes.Structure):
     )
 
 
-def loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype) -> Tensor:
-    """The loss in `dtype`. Raises for a class index or probabilities that are not valid."""
-    return loss_into(logits, target, weight, options, dtype, None)
-
-
-def loss_and_gradient(
-    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    made = empty_gradient(logits, options.axis)
-    return loss_into(logits, target, weight, options, dtype, made), made
-
-
-def loss_into(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    options: LossOptions,
-    dtype: torch.dtype,
-    gradient: Tensor | None,
+def loss(
+    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype, into: Tensor | None
 ) -> Tensor:
-    """The loss; its gradient goes into a tensor that `as_blocks` does not copy."""
-    return _loss(logits, target, weight, options, gradient).to(dtype)
+    """The loss in `dtype`, its gradient `into` a tensor that `as_blocks` does not copy. Raises for a bad target."""
+    return _loss(logits, target, weight, options, into).to(dtype)
 
 
 def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
