@@ -110,7 +110,7 @@ def _loss(
     gradient: Tensor | None,
     g: Tensor | None = None,
 ) -> Tensor:
-    """The loss, in float64 or float32 as the logits are computed in, and its gradient into `gradient`."""
+    """The loss in the dtype of the computation; the gradient of sum(g * loss) goes into `gradient`, if given."""
     axis, ignore_index, reduction = options.axis, options.ignore_index, options.reduction
     if not -(2**63) <= ignore_index < 2**63:
         raise RuntimeError(f"ignore_index must fit into 64 bits, as class indices do, got {ignore_index}")
@@ -149,7 +149,7 @@ def binary_loss(
     gradient: Tensor | None = None,
     g: Tensor | None = None,
 ) -> Tensor:
-    """The binary loss, in float64 or float32 as the logits are computed in; the gradient of sum(g * loss) if asked."""
+    """The binary loss in the dtype of the computation; the gradient of sum(g * loss) goes into `gradient`, if given."""
     per_element = options.reduction == "none"
     wide = _wide(logits)
     out = torch.empty_like(logits, dtype=wide) if per_element else None
@@ -164,7 +164,7 @@ def binary_loss(
 
 
 def sigmoid(logits: Tensor, t: float, dtype: torch.dtype, *, with_slope: bool) -> tuple[Tensor, Tensor | None]:
-    """The tempered sigmoid in `dtype`, and its derivative in that of the logits."""
+    """The tempered sigmoid in `dtype`, and its derivative in the dtype of the logits."""
     out = torch.empty_like(logits, dtype=dtype)
     slope = torch.empty_like(logits) if with_slope else None
     _binary((logits, None, None, None, None, out, slope), _REDUCTIONS["none"], 1.0, t, 1.0, 1.0, None)

@@ -1,8 +1,9 @@
 """The losses as torch operators, which torch.compile treats as opaque.
 
 One call solves for the loss and leaves what backward needs. For a loss over classes on a GPU that is a few numbers per
-row, from which one operator writes the gradient that arrives times its own: no other pass over it is left. Otherwise it
-is the gradient itself, which backward multiplies by the one that arrives, and torch.compile fuses that with the rest.
+row, from which one operator writes the final gradient, multiplied by the incoming one: no further pass over it is
+needed. Otherwise it is the gradient itself; backward multiplies it by the incoming one, and torch.compile fuses that
+with the rest.
 On a CPU in float16 backward computes the gradient, as in eager mode.
 """
 
@@ -99,7 +100,7 @@ def _empty(logits: Tensor, wanted: bool) -> Tensor:
 
 
 def _register(operator: Any, gradient_operator: Any, tensors: int) -> None:
-    """Register shapes and derivative of a loss with so many tensors before its options."""
+    """Register the shapes and the derivative of a loss with `tensors` tensors in front."""
 
     def fake(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
         *values, kernel, dtype, with_gradient = others[tensors - 1 :]
