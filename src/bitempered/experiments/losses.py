@@ -142,7 +142,7 @@ class Loss:
     def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
         """The loss of each row of logits `(n, classes)`."""
         if self.schedule is not None:
-            raise ValueError(f"{self} has other temperatures in each epoch; call at(epoch) first")
+            raise ValueError(f"{self} changes its temperatures from epoch to epoch; call at(epoch) first")
         entry = LOSSES[self.name]
         options = dict(zip(entry.numbers, self.numbers, strict=True))
         if self.smoothing:
