@@ -3,8 +3,7 @@
 One call solves for the loss and leaves what backward needs. For a loss over classes on a GPU that is a few numbers per
 row, from which one operator writes the final gradient, multiplied by the incoming one: no further pass over it is
 needed. Otherwise it is the gradient itself; backward multiplies it by the incoming one, and torch.compile fuses that
-with the rest.
-On a CPU in float16 backward computes the gradient, as in eager mode.
+with the rest. On a CPU in float16 backward computes the gradient, as in eager mode.
 """
 
 from typing import Any
