@@ -102,11 +102,12 @@ class _LogSoftmaxForwardMode(_LogSoftmax):
 
 
 class _Loss(torch.autograd.Function):
-    """(logits, target, class weights, t1, t2, options) -> loss per example, and its `m`.
+    """(logits, target, class weights, *options) -> loss per example, and its `m`.
 
-    Temperatures that are tensors are arguments of their own, since autograd must see them; in the options they are
-    None. Both outputs keep the class axis at length 1, as these do. An axis of None means binary: one logit a against a
-    fixed 0, on a last class axis that exists only inside. Forward saves the inputs and `m`.
+    The fields of the options are separate arguments, in their order: autograd must see temperatures that are tensors,
+    and vmap takes no tuple here. Both outputs keep the class axis at length 1, as these temperatures do. An axis of
+    None means binary: one logit a against a fixed 0, on a last class axis that exists only inside. Forward saves the
+    inputs and `m`.
     """
 
     generate_vmap_rule = True
@@ -116,19 +117,23 @@ class _Loss(torch.autograd.Function):
         logits: Tensor,
         target: Tensor,
         weight: Tensor | None,
-        t1: Tensor | None,
-        t2: Tensor | None,
-        options: LossOptions,
-    ) -> tuple[Tensor, Tensor]:
-        options = with_tensors(options, t1=t1, t2=t2)
+        t1: Temperature,
+        t2: Temperature,
+        axis: int | None,
+        label_smoothing: float,
+        ignore_index: int,
+        reduction: str,
+        rescale: bool,
+    ) -> tuple[Tensor, Tensor]:  # not *options: torch.compile counts the arguments
+        options = LossOptions(t1, t2, axis, label_smoothing, ignore_index, reduction, rescale)
         a, weighted, axis = encode(logits, target, weight, options)
-        u, m = core.solve(a, options.t2, axis=axis, xp=xp)
-        log_p = core.log_probs(u, m, options.t2, xp=xp)
-        return core.weighted_loss(weighted, log_p, options.t1, axis=axis, xp=xp), m
+        u, m = core.solve(a, t2, axis=axis, xp=xp)
+        return core.weighted_loss(weighted, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp), m
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        logits, target, weight, *tensors, ctx.options = inputs
+        logits, target, weight, *values = inputs
+        ctx.options, tensors = without_tensors(LossOptions(*values))
         ctx.save_for_backward(logits, target, weight, output[1], *tensors)
         ctx.save_for_forward(logits, target, weight, output[1], *tensors)
         ctx.set_materialize_grads(False)
@@ -136,7 +141,7 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g_loss: Tensor | None, g_m: Tensor | None) -> tuple[Any, ...]:
         logits, target, weight, m, options = _saved(ctx)
-        _, needs_y, _, needs_t1, needs_t2, _ = ctx.needs_input_grad
+        _, needs_y, _, needs_t1, needs_t2, *others = ctx.needs_input_grad
         weighted, at, axis = _at_solution(logits, target, weight, m, options)
         t1, t2, binary = options.t1, options.t2, options.axis is None
         grad = grad_target = grad_t1 = grad_t2 = None
@@ -158,7 +163,7 @@ class _Loss(torch.autograd.Function):
         if grad is not None:
             grad = (grad[..., 1] if binary else grad).to(logits.dtype)
         grad_t1, grad_t2 = grad_t1 if needs_t1 else None, grad_t2 if needs_t2 else None
-        return grad, grad_target, None, grad_t1, grad_t2, None
+        return grad, grad_target, None, grad_t1, grad_t2, *(None for _ in others)
 
 
 class _LossForwardMode(_Loss):
@@ -170,7 +175,7 @@ class _LossForwardMode(_Loss):
         d_weight: Tensor | None,
         dt1: Tensor | None,
         dt2: Tensor | None,
-        _: None,
+        *_: None,
     ) -> tuple[Tensor, Tensor]:
         if d_weight is not None:
             raise RuntimeError("the loss has no derivative in its class weights (weight, pos_weight): detach them")
@@ -260,5 +265,4 @@ def _along_classes(options: LossOptions) -> LossOptions:
 
 
 def _loss_and_m(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> tuple[Tensor, Tensor]:
-    options, temperatures = without_tensors(options)
-    return _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *temperatures, options)
+    return _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options)
