@@ -44,7 +44,7 @@ def sweep(title, logits, target, variants, pairs=PAIRS):
         losses._plans.clear()
         options = LossOptions(*pair, 1)
         try:
-            time = us(partial(losses.loss_and_gradient, logits, target, None, options, logits.dtype))
+            time = us(partial(losses.loss, logits, target, None, options, logits.dtype, torch.empty_like(logits)))
             print(f"  {pair} {over}: {time:.1f}", flush=True)
         except Exception as error:
             print(f"  {pair} {over}: {type(error).__name__} {str(error)[:100]}", flush=True)

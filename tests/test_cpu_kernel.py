@@ -338,9 +338,9 @@ def test_the_kernel_itself_says_which_indices_are_wrong():
     logits, target = make(3, 5)
     target[:] = torch.tensor([7, -100, -2])
     options = LossOptions(t1=0.8, t2=1.2, axis=1)
-    for function in (cpu.loss, cpu.loss_and_gradient):
+    for into in (None, torch.empty_like(logits)):
         with pytest.raises(IndexError, match=r"from 0 to 4 or ignore_index \(-100\), got values from -2 to 7"):
-            function(logits, target, None, options, torch.float32)
+            cpu.loss(logits, target, None, options, torch.float32, into)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -58,23 +58,43 @@ def modules_of(source):
 
 
 def imports_of(name, path, modules):
-    """Those of `modules` that a module imports, anywhere in its code; by `import_module`, any module of its folder."""
+    """Those of `modules` that a module imports, anywhere in its code.
+
+    Their names in strings count too, since `import_module` and its relatives take them: whole, or up to a dot. A name
+    that starts with `__name__` or `__package__` may be that of any module in the folder.
+    """
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    inside = [x for x in modules if x.startswith(f"{package}.")]
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             named = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            inside = [f"{base}.{alias.name}" for alias in node.names]
-            named = [x if x in modules else base for x in inside]
-        elif isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
-            named = [x for x in modules if x.startswith(f"{package}.") and "__name__" in ast.unparse(node)]
+            base = relative(node.module or "", node.level, package)
+            named = [x if x in modules else base for x in (f"{base}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Attribute):
+            named = [ast.unparse(node)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
+            text = node.value.lstrip(".")
+            text = relative(text, len(node.value) - len(text), package) if text else ""
+            named = [x for x in modules if x.startswith(text)] if text.endswith(".") else [text]
+        elif isinstance(node, (ast.JoinedStr, ast.BinOp)):
+            used = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+            said = "".join(x.value for x in ast.walk(node) if isinstance(x, ast.Constant) and isinstance(x.value, str))
+            named = inside if used & {"__name__", "__package__"} and " " not in said else []
         else:
             continue
         found.update(x for x in named if x in modules)
+    for other in tuple(found):  # importing a module imports the packages that it is in
+        parents = (other[:at] for at, letter in enumerate(other) if letter == ".")
+        found.update(x for x in parents if x in modules and not f"{name}.".startswith(f"{x}."))
     return found - {name}
+
+
+def relative(text, level, package):
+    """The dotted name that a module of `package` gives with so many dots before it."""
+    above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+    return ".".join([*above, *([text] if text else [])])
 
 
 def graph_of(source):
@@ -214,6 +234,13 @@ def test_a_permission_that_no_import_uses_is_found(package):
         "from ..torch.loss import loss\n",
         "def f():\n    from small.torch.loss import loss\n",
         "try:\n    pass\nfinally:\n    class A:\n        import small.torch.loss as x\n",
+        "import importlib\nx = importlib.import_module('small.torch.loss')\n",
+        "from importlib import import_module as load\nx = load('..torch.loss', __package__)\n",
+        "x = __import__('small.torch.loss')\n",
+        "from importlib import import_module\nTABLE = {'x': 'small.torch.loss'}\nx = import_module(TABLE['x'])\n",
+        "from importlib import import_module\ndef f(name):\n    return import_module(f'small.torch.{name}')\n",
+        "from importlib import import_module\ndef f(name):\n    return import_module('small.torch.' + name)\n",
+        "import small\ndef f():\n    return small.torch.loss.loss()\n",
     ],
 )
 def test_an_import_back_is_found_wherever_it_stands(package, code):
@@ -223,7 +250,7 @@ def test_an_import_back_is_found_wherever_it_stands(package, code):
     assert cycle is not None
     assert cycle[0] == cycle[-1]
     assert {"small.kernels.options", "small.torch.loss"} <= set(cycle)
-    assert wrong_imports(graph, SMALL_ROOMS, {}) == ["small.kernels.options imports small.torch.loss"]
+    assert wrong_imports(graph, SMALL_ROOMS, {}) == ["small.kernels.options imports small.torch"]
     assert wrong_imports(graph, SMALL_ROOMS, {("kernels", "torch"): "a reason"}) == []
 
 
@@ -233,3 +260,17 @@ def test_a_wrong_direction_without_a_cycle_is_found(package):
     graph = graph_of(package)
     assert cycle_in(graph) is None
     assert wrong_imports(graph, SMALL_ROOMS, {}) == ["small.core imports small.cli"]
+
+
+def test_a_cycle_through_the_package_of_an_imported_module_is_found(package):
+    (package / "torch" / "__init__.py").write_text("from small import cli\n")
+    (package / "cli.py").write_text("import small.torch.loss\n")
+    assert cycle_in(graph_of(package)) == ["small.cli", "small.torch", "small.cli"]
+
+
+def test_a_cycle_through_a_name_put_together_is_found(package):
+    (package / "kernels" / "__init__.py").write_text(
+        "import importlib\nx = importlib.import_module(f'{__name__}.fast')\n"
+    )
+    (package / "kernels" / "options.py").write_text("from small import kernels\n")
+    assert "small.kernels.options" in cycle_in(graph_of(package))

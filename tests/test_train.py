@@ -416,7 +416,7 @@ def test_every_loss_has_a_value_for_each_row(text):
     loss = Loss.parse(text)
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     values = loss(logits, torch.tensor([0, 1, 2, 0]))
-    function, names = LOSSES[loss.name]
+    function, names, _ = LOSSES[loss.name]
     expected = [function(row, torch.tensor(y), *loss.numbers) for row, y in zip(logits, [0, 1, 2, 0], strict=True)]
     torch.testing.assert_close(values, torch.stack(expected))
     assert len(names) == text.count(":")

@@ -1,4 +1,4 @@
-"""Which labels are wrong: rank them by what a model predicts that has not seen them.
+"""Which labels are wrong: rank them by the predictions of a model that has not seen them.
 
     report = audit(BiTemperedMLPClassifier(), X, y)
     print(report)                                                 # the worst labels, and which classes are confused

@@ -111,7 +111,7 @@ def _phi_or_limit(v: Array, s: Temperature, xp: Any) -> Array:
 
 
 def _negative(s: Temperature, xp: Any) -> Temperature:
-    """s where it is negative, else -1, to be divided by."""
+    """s where it is negative, and -1 elsewhere: a safe divisor."""
     return (s if s < 0 else -1.0) if isinstance(s, (float, int)) else xp.where(s < 0, s, -1.0)
 
 
@@ -138,8 +138,8 @@ def exp_t(x: Array, t: Temperature, *, xp: Any) -> Array:
 def scales(classes: int, t1: Temperature, t2: Temperature) -> tuple[Temperature, Temperature]:
     """The factors of `rescale`, K^(t2-1) on the logits and K^(1-t1) on the loss.
 
-    K^(1-t1) L(K^(t2-1) a) has at equal logits the probabilities, their derivatives and the gradient of cross-entropy:
-    learning starts as it would with cross-entropy at the same rate.
+    At equal logits, K^(1-t1) L(K^(t2-1) a) has the gradient of cross-entropy, and its probabilities change with the
+    logits as those of softmax do: learning starts as it would with cross-entropy at the same rate.
     """
     return classes ** (t2 - 1), classes ** (1 - t1)
 
@@ -200,7 +200,7 @@ def normalizer(u: Array, t: Temperature, *, steps: int, last: State | None = Non
     better = (bound > first) & (bound <= math.log(u.shape[axis]))
 
     def climb(m: Array) -> Array:
-        m = step(m)  # too long a step if rounding has put the tangent above the root
+        m = step(m)  # overshoots if rounding has put the tangent above the root
         return xp.where(m > first, m, first)
 
     return xp.iterate(climb, xp.where(better, bound, first), steps)

@@ -150,7 +150,7 @@ class _Loss(keras.losses.Loss):
         pair = check_temperatures(**self._numbers)
         check_rescale(self.rescale, classes, self.t2)
         if self._metric is None:
-            if keras.backend.backend() != "torch":  # PyTorch reads the numbers anew in each step, or compiles anew
+            if keras.backend.backend() != "torch":  # PyTorch reads the numbers in each step, or recompiles
                 self._traced = self._traced or _values(like) is None
             return pair
         t1, t2 = (ops.convert_to_tensor(variable.value, dtype=self.dtype) for variable in self._metric.variables)

@@ -70,17 +70,17 @@ def tune(
     about: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Tuned:
-    """Search the settings with which `fit` returns the highest score.
+    """Search for the settings with which `fit` returns the highest score.
 
     Args:
-        fit: takes settings by name and returns a score, higher is better. It is asked for those that its signature
-            names, of t1, t2, schedule, rate, decay, smoothing and the names in `space`. A schedule is None, or
+        fit: takes settings by name and returns a score; higher is better. It gets the settings that its signature
+            names: any of t1, t2, schedule, rate, decay, smoothing and the names in `space`. A schedule is None, or
             (begin, finish) as fractions of the run: give `schedules.anneal` these times the number of steps or epochs.
             If it also takes `report`, it can call report(step, score) during training, which stops trials whose score
             is below the median of the others at that step. A score that is not a number counts as the worst.
         trials: the number of trials in the study, pruned ones and those of earlier calls and other processes included.
         storage: a file for SQLite, or a URL of Optuna (such as postgresql://...); None keeps the study in memory. With
-            a database other than SQLite, processes that share a study may make a few trials more.
+            a database other than SQLite, processes that share a study may run a few extra trials.
         name: of the study in its storage.
         space: ranges that replace those of `SPACE` or are added: (low, high), (low, high, "log") or a list of choices.
         first: settings to begin with. A search that begins with the defaults does not end below them.
@@ -186,7 +186,7 @@ class _Search:
         except BaseException:
             self.study.tell(trial, state=state.FAIL, skip_if_finished=True)
             raise
-        # It is finished already if this process was taken for dead: then another one has replaced it.
+        # The trial has ended already if this process was taken for dead and another one has replaced it.
         if score is None or score != score:
             self.study.tell(trial, state=state.PRUNED, skip_if_finished=True)
         else:

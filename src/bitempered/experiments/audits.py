@@ -49,7 +49,7 @@ def check_request(dataset: str, score: str, repeats: int, label_column: str | No
 def read(dataset: str, label_column: str = LABEL_COLUMN, data_dir: Path | None = None) -> Rows:
     """Read a table by its path, or the rows of a registered data set in their published order.
 
-    Of a data set that is published in two parts, those are the training rows.
+    If a data set is published in two parts, these are its training rows.
     """
     check_dataset(dataset)
     if is_table(dataset):

@@ -65,7 +65,7 @@ PORT_LIMIT = {"cpu": 2**23, "cuda": 2**28}  # the most logits for the port, whic
 
 
 class Case(NamedTuple):
-    """Random logits (rows, classes), of a linear layer if it has features; `sweep` names the curve of a point.
+    """Random logits (rows, classes), of a linear layer if it has features; `sweep` names the curve it is on.
 
     Of kind "segmentation" they are images, of the sizes in `image_shape`.
     """

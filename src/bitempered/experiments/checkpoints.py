@@ -17,7 +17,7 @@ from bitempered.experiments.team import current
 __all__ = ["BadCheckpoint", "Checkpoint", "Due", "pack", "unpack"]
 
 DIGEST_BYTES = 32
-SAVE_SECONDS = 30  # between two checkpoints, at least: those of three ResNet-34s have half a gigabyte
+SAVE_SECONDS = 30  # at least, between two checkpoints: those of three ResNet-34s take half a gigabyte
 
 
 class BadCheckpoint(Exception):
@@ -39,7 +39,7 @@ class Checkpoint:
         return cls(folder / f"{name}-{key}.checkpoint", identity)
 
     def save(self, state: dict[str, Any]) -> None:
-        """Save tensors, numbers, text, and lists and dictionaries of them. Of a team, the first process does."""
+        """Save tensors, numbers, text, and lists and dictionaries of them. In a team, the first process saves."""
         if not current().first and current().together:
             return
         write_atomically(self.path, pack({"identity": self.identity, **state}))

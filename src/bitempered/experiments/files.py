@@ -26,7 +26,7 @@ __all__ = [
 
 WAIT_SECONDS = 0.05  # between two looks at a lock
 Row = dict[str, Any]  # one result, with everything it depends on
-# What rows without these names were made with.
+# The settings of old rows that do not name them.
 DEFAULTS_OF_OLD_ROWS: Row = {
     "schedule": None,
     "rescale": False,
@@ -38,7 +38,7 @@ DEFAULTS_OF_OLD_ROWS: Row = {
 
 
 def value(row: Row, name: str) -> Any:
-    """Return a value of a row, or what a row without that name was made with."""
+    """Return a value of a row, or the setting of an old row that does not name it."""
     return row.get(name, DEFAULTS_OF_OLD_ROWS.get(name))
 
 

@@ -1,8 +1,9 @@
 """ResNets on ImageNet's folders: reading the images, and one run of training.
 
 A batch is made of micro-batches whose gradients are added, so batch normalisation sees one micro-batch at a time. The
-processes of a team have a part of the micro-batches each and add their gradients: the numbers are those of one process,
-but for the order of sums.
+processes of a team share out the micro-batches and add their gradients: the numbers are those of one process, except
+for the order of sums.
+
 Training images are cropped to 8 to 100 % of their area, and half are mirrored; validation images are cropped to their
 centre. All randomness follows from the seed, the epoch and the image: a stopped run continues from the last epoch it
 finished, and on a CPU gives the same numbers bit for bit.
@@ -248,11 +249,11 @@ class Learner:
         return torch.cat([x.flatten() for norm in self.norms for x in statistics(norm)] or [self.mean.new_empty(0)])
 
     def gather(self, team: Team, counts: list[int], before: Tensor, loss: Tensor) -> Tensor:
-        """Add the gradients of all processes, which had so many micro-batches each; return their added losses.
+        """Add the gradients of all processes, given each one's number of micro-batches; return the sum of their losses.
 
-        Each micro-batch moved the running statistics r to (1 - f) r + f x. From those `before`, the part that a process
-        has added counts once for every later micro-batch less by a factor of 1 - f: r is then as if one process had
-        seen all in the order of ranks.
+        Each micro-batch moved the running statistics r to (1 - f) r + f x. What a process has added since `before`
+        shrinks by a factor of 1 - f for every later micro-batch. So r ends up as if one process had seen all
+        micro-batches in the order of ranks.
         """
         own, later, every = counts[team.rank], sum(counts[team.rank + 1 :]), sum(counts)
         kept = [torch.full((2 * norm.num_features,), 1 - norm.momentum) for norm in self.norms]

@@ -1,9 +1,9 @@
-"""The losses that experiments compare, by name."""
+"""The losses that experiments compare, by name. To add one, add an entry to `LOSSES`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,18 +14,24 @@ from bitempered.experiments.files import Row, value
 from bitempered.schedules import anneal
 from bitempered.torch import baselines, bi_tempered_logistic_loss
 
-__all__ = ["LOSSES", "Loss", "LossSettings"]
+__all__ = ["LOSSES", "Loss", "LossEntry", "LossSettings"]
 
-# The function of each loss, and the names of its numbers.
-LOSSES: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+
+class LossEntry(NamedTuple):
+    function: Callable[..., Tensor]
+    numbers: tuple[str, ...]  # the names of its numbers, as the function has them
+    colour: str  # in all figures
+
+
+LOSSES = {
     # torch's own, not ours at t1 = t2 = 1: it is what people use today.
-    "logistic": (cross_entropy, ()),
-    "bi-tempered": (bi_tempered_logistic_loss, ("t1", "t2")),
-    "tsallis": (baselines.tsallis_logistic_loss, ("t1", "t2")),
-    "t-logistic": (baselines.t_logistic_loss, ("t",)),
-    "gce": (baselines.generalized_cross_entropy, ("q",)),
-    "sce": (baselines.symmetric_cross_entropy, ("alpha", "beta")),
-    "mae": (baselines.mean_absolute_error, ()),
+    "logistic": LossEntry(cross_entropy, (), "tab:orange"),
+    "bi-tempered": LossEntry(bi_tempered_logistic_loss, ("t1", "t2"), "tab:blue"),
+    "tsallis": LossEntry(baselines.tsallis_logistic_loss, ("t1", "t2"), "tab:purple"),
+    "t-logistic": LossEntry(baselines.t_logistic_loss, ("t",), "tab:pink"),
+    "gce": LossEntry(baselines.generalized_cross_entropy, ("q",), "tab:green"),
+    "sce": LossEntry(baselines.symmetric_cross_entropy, ("alpha", "beta"), "tab:red"),
+    "mae": LossEntry(baselines.mean_absolute_error, (), "tab:brown"),
 }
 
 
@@ -53,7 +59,7 @@ class Loss:
     def __post_init__(self) -> None:
         if self.name not in LOSSES:
             raise ValueError(f"unknown loss {self.name!r}; choose from: {', '.join(LOSSES)}")
-        names = LOSSES[self.name][1]
+        names = LOSSES[self.name].numbers
         if len(self.numbers) != len(names):
             form = ":".join([self.name, *names])
             raise ValueError(f"{self.name} takes {len(names)} numbers, written {form}; got {list(self.numbers)}")
@@ -136,14 +142,14 @@ class Loss:
     def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
         """The loss of each row of logits `(n, classes)`."""
         if self.schedule is not None:
-            raise ValueError(f"{self} has other temperatures in each epoch; call at(epoch) first")
-        function, names = LOSSES[self.name]
-        options = dict(zip(names, self.numbers, strict=True))
+            raise ValueError(f"{self} changes its temperatures from epoch to epoch; call at(epoch) first")
+        entry = LOSSES[self.name]
+        options = dict(zip(entry.numbers, self.numbers, strict=True))
         if self.smoothing:
             options["label_smoothing"] = self.smoothing
         if self.rescale:
             options["rescale"] = True
-        losses = function(logits, target, **options, reduction="none")
+        losses = entry.function(logits, target, **options, reduction="none")
         if self.rescale == "logits":
             inner, outer = scales(logits.shape[-1], *self.numbers)
             losses = losses / (inner * outer)

@@ -34,7 +34,7 @@ ENCODED = 2**29  # bytes, three times that part's
 
 
 def read_pickle(content: bytes) -> Any:
-    """Return what a pickle holds, if that is dictionaries, lists, tuples, integers, strings and arrays of bytes.
+    """Return what a pickle holds: dictionaries, lists, tuples, integers, strings and arrays of bytes, nothing else.
 
     Python's own reader calls what a pickle names, with the arguments and the state that it gives. So a pickle can make
     it execute code, read memory at planted addresses, or crash. This reader calls nothing: it accepts only instructions

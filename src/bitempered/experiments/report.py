@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from bitempered.experiments.files import Row, read_rows, value, write_atomically, write_rows
+from bitempered.experiments.losses import LOSSES
 
 __all__ = [
-    "COLOURS",
     "MOMENTS",
     "Pages",
     "draw_curves",
@@ -49,12 +49,7 @@ __all__ = [
 Pages = dict[str, bytes]  # contents by the name of the file
 # The epochs whose accuracy is shown: the column of a row, and its name.
 MOMENTS = {"test_last": "last epoch", "test_chosen": "chosen epoch"}
-# A loss has one colour in all figures. If one has it twice, the second line is broken.
-COLOURS = {
-    "logistic": "tab:orange", "bi-tempered": "tab:blue", "gce": "tab:green", "sce": "tab:red", "mae": "tab:brown",
-    "tsallis": "tab:purple", "t-logistic": "tab:pink",
-}  # fmt: skip
-STYLES = ("-", "--", ":", "-.")
+STYLES = ("-", "--", ":", "-.")  # of a loss's first line in a figure, its second, ...
 TRIAL = 3  # epochs, the most that a quick run has
 
 
@@ -192,7 +187,7 @@ def looks(losses: list[tuple[str, bool]]) -> list[tuple[str, str]]:
     for place in order:
         name = losses[place][0]
         earlier = sum(losses[other][0] == name for other in found)
-        found[place] = COLOURS[name], STYLES[earlier % len(STYLES)]
+        found[place] = LOSSES[name].colour, STYLES[earlier % len(STYLES)]
     return [found[place] for place in range(len(losses))]
 
 

@@ -1,10 +1,10 @@
 """The processes that `torchrun` starts for one command.
 
 They train one network together, each on its part of every batch (`join(..., together=True)`), or they only share the
-jobs of a folder, as processes that somebody starts one by one do. The first one writes files and talks.
+jobs of a folder, like processes that are started one by one. The first one writes files and prints.
 
 A process that dies takes the others with it: they raise `Lost`, at the latest after a timeout. Checkpoints do not
-depend on the number of processes, so that another number can continue.
+depend on the number of processes: a different number can continue.
 """
 
 import os
@@ -41,7 +41,7 @@ class Team:
         return self.rank == 0
 
     def part(self, items: list[T]) -> list[T]:
-        """The items of this process: a run of them, so that the parts in the order of ranks are all items."""
+        """The items of this process: consecutive ones, so that the parts in the order of ranks make up all items."""
         if not self.together:
             return items
         return items[len(items) * self.rank // self.size : len(items) * (self.rank + 1) // self.size]
@@ -91,7 +91,7 @@ def current() -> Team:
 
 @contextmanager
 def join(device: str, *, together: bool) -> Iterator[Team]:
-    """Be part of the team that torchrun's environment describes, if there is one, and use this process's GPU."""
+    """Join the team that torchrun's environment describes, if there is one, and use this process's GPU."""
     global _current
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield _current

@@ -62,8 +62,8 @@ def chosen(logits: Tensor, target: Tensor | None = None, *, binary: bool = False
         logits, target: those of `bi_tempered_logistic_loss`; without a target, those of `tempered_softmax`.
         binary: ask for `bi_tempered_binary_logistic_loss`, or without a target for `tempered_sigmoid`.
 
-    Temperatures are taken to be numbers. With tensors of temperatures that need a gradient core computes, and on the
-    CPU with all of them except for one that holds a single number. What runs inside torch.compile can differ.
+    This assumes that temperatures are numbers. Tensors that need a gradient are left to core, as are, on the CPU, all
+    tensors of more than one number. What runs inside torch.compile can differ.
 
     >>> with use("core"):
     ...     chosen(torch.zeros(2, 3), torch.tensor([0, 2]))
@@ -140,7 +140,7 @@ def _not_plain(logits: Tensor, target: Tensor | None) -> str | None:
 
 @functools.cache
 def _warn(reason: str) -> None:
-    """Say once why there is no kernel where one was to be expected."""
+    """Say once why there is no kernel where one would be expected."""
     logging.getLogger("bitempered").warning("plain PyTorch, which is slower, computes the loss: %s", reason)
 
 

@@ -21,8 +21,6 @@ __all__ = [
     "is_shipped",
     "library",
     "loss",
-    "loss_and_gradient",
-    "loss_into",
     "scale_",
     "sigmoid",
     "softmax",
@@ -83,28 +81,11 @@ class _LossCall(ctypes.Structure):
     )
 
 
-def loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype) -> Tensor:
-    """The loss in `dtype`. Raises for a class index or probabilities that are not valid."""
-    return loss_into(logits, target, weight, options, dtype, None)
-
-
-def loss_and_gradient(
-    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    made = empty_gradient(logits, options.axis)
-    return loss_into(logits, target, weight, options, dtype, made), made
-
-
-def loss_into(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    options: LossOptions,
-    dtype: torch.dtype,
-    gradient: Tensor | None,
+def loss(
+    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype, into: Tensor | None
 ) -> Tensor:
-    """The loss; its gradient goes into a tensor that `as_blocks` does not copy."""
-    return _loss(logits, target, weight, options, gradient).to(dtype)
+    """The loss in `dtype`, its gradient `into` a tensor that `as_blocks` does not copy. Raises for a bad target."""
+    return _loss(logits, target, weight, options, into).to(dtype)
 
 
 def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
@@ -129,7 +110,7 @@ def _loss(
     gradient: Tensor | None,
     g: Tensor | None = None,
 ) -> Tensor:
-    """The loss, in float64 or float32 as the logits are computed in, and its gradient into `gradient`."""
+    """The loss in the dtype of the computation; the gradient of sum(g * loss) goes into `gradient`, if given."""
     axis, ignore_index, reduction = options.axis, options.ignore_index, options.reduction
     if not -(2**63) <= ignore_index < 2**63:
         raise RuntimeError(f"ignore_index must fit into 64 bits, as class indices do, got {ignore_index}")
@@ -168,7 +149,7 @@ def binary_loss(
     gradient: Tensor | None = None,
     g: Tensor | None = None,
 ) -> Tensor:
-    """The binary loss, in float64 or float32 as the logits are computed in; the gradient of sum(g * loss) if asked."""
+    """The binary loss in the dtype of the computation; the gradient of sum(g * loss) goes into `gradient`, if given."""
     per_element = options.reduction == "none"
     wide = _wide(logits)
     out = torch.empty_like(logits, dtype=wide) if per_element else None
@@ -183,7 +164,7 @@ def binary_loss(
 
 
 def sigmoid(logits: Tensor, t: float, dtype: torch.dtype, *, with_slope: bool) -> tuple[Tensor, Tensor | None]:
-    """The tempered sigmoid in `dtype`, and its derivative in that of the logits."""
+    """The tempered sigmoid in `dtype`, and its derivative in the dtype of the logits."""
     out = torch.empty_like(logits, dtype=dtype)
     slope = torch.empty_like(logits) if with_slope else None
     _binary((logits, None, None, None, None, out, slope), _REDUCTIONS["none"], 1.0, t, 1.0, 1.0, None)

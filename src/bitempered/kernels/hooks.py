@@ -65,7 +65,7 @@ def why_not_plain(logits: Tensor, target: Tensor | None) -> str | None:
 def constant_when_compiled(function: Any) -> Any:
     """Have torch.compile call this function and take its result as a constant.
 
-    torch.compiler.assume_constant_result does the same, but imports what compiling needs, Triton among it.
+    torch.compiler.assume_constant_result does the same, but imports what compiling needs, Triton included.
     """
     function._dynamo_marked_constant = True
     return function
@@ -86,7 +86,7 @@ def jvp_levels() -> int | None:
 def is_constant(number: float) -> bool:
     """Whether torch.compile takes this number as a constant, rather than as an input that may change between calls.
 
-    A version of torch that does not tell has constants only: it compiles anew for another number.
+    If this version of torch does not tell, every number is a constant: a different one compiles again.
     """
     from torch.fx.experimental import symbolic_shapes  # imports SymPy, as compiling does
 

@@ -1,9 +1,9 @@
 """The losses as torch operators, which torch.compile treats as opaque.
 
 One call solves for the loss and leaves what backward needs. For a loss over classes on a GPU that is a few numbers per
-row, from which one operator writes the gradient that arrives times its own: no other pass over it is left. Otherwise it
-is the gradient itself, which backward multiplies by the one that arrives, and torch.compile fuses that with the rest.
-On a CPU in float16 backward computes the gradient, as in eager mode.
+row, from which one operator writes the final gradient, multiplied by the incoming one: no further pass over it is
+needed. Otherwise it is the gradient itself; backward multiplies it by the incoming one, and torch.compile fuses that
+with the rest. On a CPU in float16 backward computes the gradient, as in eager mode.
 """
 
 from typing import Any
@@ -14,56 +14,48 @@ from torch import Tensor
 from bitempered.kernels.implementations import implementation
 from bitempered.kernels.options import LossOptions
 
-_OPTIONS = (
-    "float? t1, float? t2, int? axis, float label_smoothing, int ignore_index, str reduction, bool rescale, str kernel"
+_TYPES = {
+    "t1": "float?", "t2": "float?", "axis": "int?", "label_smoothing": "float", "ignore_index": "int",
+    "reduction": "str", "rescale": "bool",
+}  # fmt: skip
+# What follows the tensors of an operator: temperatures that are tensors, and the options in their order.
+_OPTIONS = ", ".join(
+    ("Tensor? of_t1, Tensor? of_t2", *(f"{_TYPES[name]} {name}" for name in LossOptions._fields), "str kernel")
 )
-_COUNT = len(LossOptions._fields)
 
 
-def _options(t1: Tensor | None, t2: Tensor | None, values: tuple[Any, ...]) -> LossOptions:
-    """The options, with temperatures that are tensors in place of None."""
-    made = LossOptions(*values)
-    return made._replace(t1=made.t1 if t1 is None else t1, t2=made.t2 if t2 is None else t2)
+def _options(values: tuple[Any, ...]) -> tuple[LossOptions, Any]:
+    """The options, with temperatures that are tensors in place of None, and the module of the kernel."""
+    t1, t2, *numbers, kernel = values
+    made = LossOptions(*numbers)
+    return made._replace(t1=made.t1 if t1 is None else t1, t2=made.t2 if t2 is None else t2), implementation(kernel)
 
 
 @torch.library.custom_op(
     "bitempered::loss",
     mutates_args=(),
-    schema="(Tensor logits, Tensor target, Tensor? weight, Tensor? of_t1, Tensor? of_t2,"
-    f" {_OPTIONS}, ScalarType dtype, bool with_gradient) -> (Tensor, Tensor)",
+    schema=f"(Tensor logits, Tensor target, Tensor? weight, {_OPTIONS}, ScalarType dtype, bool with_gradient)"
+    " -> (Tensor, Tensor)",
 )
-def loss(
-    logits: Tensor, target: Tensor, weight: Tensor | None, of_t1: Tensor | None, of_t2: Tensor | None, *values: Any
-) -> tuple[Tensor, Tensor]:
+def loss(logits: Tensor, target: Tensor, weight: Tensor | None, *values: Any) -> tuple[Tensor, Tensor]:
     """The loss, and what backward needs or an empty tensor."""
-    *numbers, name, dtype, with_gradient = values
-    options, kernel = _options(of_t1, of_t2, tuple(numbers)), implementation(name)
-    if with_gradient and name == "triton":
+    *of_options, dtype, with_gradient = values
+    options, kernel = _options(tuple(of_options))
+    if with_gradient and _has_state(options, of_options[-1]):
         return kernel.loss_and_state(logits, target, weight, options, dtype)
     made = _empty(logits, with_gradient)
-    if name == "triton":
-        return kernel.loss(logits, target, weight, options, dtype), made
-    return kernel.loss_into(logits, target, weight, options, dtype, made if with_gradient else None), made
+    return kernel.loss(logits, target, weight, options, dtype, made if with_gradient else None), made
 
 
 @torch.library.custom_op(
     "bitempered::loss_gradient",
     mutates_args=(),
-    schema="(Tensor g, Tensor? state, Tensor logits, Tensor target, Tensor? weight, Tensor? of_t1, Tensor? of_t2,"
-    f" {_OPTIONS}) -> Tensor",
+    schema=f"(Tensor g, Tensor? state, Tensor logits, Tensor target, Tensor? weight, {_OPTIONS}) -> Tensor",
 )
 def loss_gradient(
-    g: Tensor,
-    state: Tensor | None,
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    of_t1: Tensor | None,
-    of_t2: Tensor | None,
-    *values: Any,
+    g: Tensor, state: Tensor | None, logits: Tensor, target: Tensor, weight: Tensor | None, *values: Any
 ) -> Tensor:
-    *numbers, name = values
-    options, kernel = _options(of_t1, of_t2, tuple(numbers)), implementation(name)
+    options, kernel = _options(values)
     if state is not None:
         return kernel.gradient_from(state, g, logits, target, weight, options)
     return kernel.gradient(g, logits, target, weight, options).contiguous()
@@ -72,45 +64,32 @@ def loss_gradient(
 @torch.library.custom_op(
     "bitempered::binary_loss",
     mutates_args=(),
-    schema="(Tensor logits, Tensor target, Tensor? pos_weight, Tensor? weight, Tensor? of_t1, Tensor? of_t2,"
-    f" {_OPTIONS}, ScalarType dtype, bool with_gradient) -> (Tensor, Tensor)",
+    schema=f"(Tensor logits, Tensor target, Tensor? pos_weight, Tensor? weight, {_OPTIONS}, ScalarType dtype,"
+    " bool with_gradient) -> (Tensor, Tensor)",
 )
 def binary_loss(
-    logits: Tensor,
-    target: Tensor,
-    pos_weight: Tensor | None,
-    weight: Tensor | None,
-    of_t1: Tensor | None,
-    of_t2: Tensor | None,
-    *values: Any,
+    logits: Tensor, target: Tensor, pos_weight: Tensor | None, weight: Tensor | None, *values: Any
 ) -> tuple[Tensor, Tensor]:
-    *numbers, name, dtype, with_gradient = values
+    *of_options, dtype, with_gradient = values
+    options, kernel = _options(tuple(of_options))
     made = _empty(logits, with_gradient)
-    options, into = _options(of_t1, of_t2, tuple(numbers)), made if with_gradient else None
-    value = implementation(name).binary_loss(logits, target, pos_weight, weight, options, gradient=into)
+    into = made if with_gradient else None
+    value = kernel.binary_loss(logits, target, pos_weight, weight, options, gradient=into)
     return value.to(dtype).contiguous(), made
 
 
 @torch.library.custom_op(
     "bitempered::binary_loss_gradient",
     mutates_args=(),
-    schema="(Tensor g, Tensor? state, Tensor logits, Tensor target, Tensor? pos_weight, Tensor? weight, Tensor? of_t1,"
-    f" Tensor? of_t2, {_OPTIONS}) -> Tensor",
+    schema="(Tensor g, Tensor? state, Tensor logits, Tensor target, Tensor? pos_weight, Tensor? weight,"
+    f" {_OPTIONS}) -> Tensor",
 )
-def binary_loss_gradient(
-    g: Tensor,
-    state: Tensor | None,
-    logits: Tensor,
-    target: Tensor,
-    pos_weight: Tensor | None,
-    weight: Tensor | None,
-    of_t1: Tensor | None,
-    of_t2: Tensor | None,
-    *values: Any,
-) -> Tensor:
-    *numbers, name = values
-    made, options = _empty(logits, True), _options(of_t1, of_t2, tuple(numbers))
-    implementation(name).binary_loss(logits, target, pos_weight, weight, options, gradient=made, g=g)
+def binary_loss_gradient(g: Tensor, _: None, logits: Tensor, *others: Any) -> Tensor:
+    """The gradient of sum(g * loss): a binary loss leaves no state."""
+    target, pos_weight, weight, *values = others
+    options, kernel = _options(tuple(values))
+    made = _empty(logits, True)
+    kernel.binary_loss(logits, target, pos_weight, weight, options, gradient=made, g=g)
     return made
 
 
@@ -120,7 +99,7 @@ def _empty(logits: Tensor, wanted: bool) -> Tensor:
 
 
 def _register(operator: Any, gradient_operator: Any, tensors: int) -> None:
-    """Register shapes and derivative of a loss with so many tensors before its options."""
+    """Register the shapes and the derivative of a loss with `tensors` tensors in front."""
 
     def fake(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
         *values, kernel, dtype, with_gradient = others[tensors - 1 :]

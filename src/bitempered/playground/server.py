@@ -43,7 +43,7 @@ GONE = (WebSocketDisconnect, asyncio.TimeoutError, OSError)
 
 
 class Limits:
-    """What a server gives away at most."""
+    """The most that a server gives away."""
 
     sessions = 16
     connections = 500  # over HTTP

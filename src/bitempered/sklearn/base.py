@@ -43,7 +43,7 @@ class TemperedClassifier(ClassifierMixin, BaseEstimator):
         return (X, labels, weight) if kept.all() else (X[kept], labels[kept], weight[kept])
 
     def _fitted_at(self, t1: float, t2: float) -> None:
-        """Set the temperatures of the fit and the factor of its logits, whatever becomes of the parameters."""
+        """Store the temperatures of the fit and the factor of its logits: the parameters may change later."""
         self.t1_, self.t2_ = t1, t2
         self.scale_, _ = factors(self.rescale, len(self.classes_), t1, t2)
 

@@ -20,7 +20,7 @@ from bitempered.extras import install
 from bitempered.numpy import loss_and_grad
 from bitempered.sklearn.base import Array, TemperedClassifier, all_logits, check_count, check_positive
 
-# The default schedule stays at (1, 1) for at least so long: small data have few steps in an epoch.
+# The default schedule stays at (1, 1) for at least this many: small data sets have few steps per epoch.
 LOGISTIC_STEPS = 200
 _ADVICE = (
     "more epochs (max_iter), rescale=True, another learning_rate_init, temperatures nearer to 1, or scaled features"
@@ -201,7 +201,7 @@ class BiTemperedMLPClassifier(TemperedClassifier):
         return self
 
     def _temperatures(self, *, steps: int) -> list[tuple[float, float]]:
-        """The temperatures of each epoch up to `max_iter`, with so many steps in an epoch."""
+        """The temperatures of each epoch up to `max_iter`, with this many steps per epoch."""
         if self.t1 is not None or self.t2 is not None:
             if self.t1 is None or self.t2 is None:
                 raise ValueError(f"give both t1 and t2, or neither for a schedule, got t1={self.t1} and t2={self.t2}")

@@ -104,9 +104,10 @@ class _LogSoftmaxForwardMode(_LogSoftmax):
 class _Loss(torch.autograd.Function):
     """(logits, target, class weights, *options) -> loss per example, and its `m`.
 
-    The options are arguments of their own, since autograd must see temperatures that are tensors. Both outputs keep the
-    class axis at length 1, as these do. An axis of None means binary: one logit a against a fixed 0, on a last class
-    axis that exists only inside. Forward saves the inputs and `m`.
+    The fields of the options are separate arguments, in their order: autograd must see temperatures that are tensors,
+    and vmap takes no tuple here. Both outputs keep the class axis at length 1, as these temperatures do. An axis of
+    None means binary: one logit a against a fixed 0, on a last class axis that exists only inside. Forward saves the
+    inputs and `m`.
     """
 
     generate_vmap_rule = True
@@ -122,8 +123,9 @@ class _Loss(torch.autograd.Function):
         label_smoothing: float,
         ignore_index: int,
         reduction: str,
+        rescale: bool,
     ) -> tuple[Tensor, Tensor]:  # not *options: torch.compile counts the arguments
-        options = LossOptions(t1, t2, axis, label_smoothing, ignore_index, reduction)
+        options = LossOptions(t1, t2, axis, label_smoothing, ignore_index, reduction, rescale)
         a, weighted, axis = encode(logits, target, weight, options)
         u, m = core.solve(a, t2, axis=axis, xp=xp)
         return core.weighted_loss(weighted, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp), m
@@ -263,4 +265,4 @@ def _along_classes(options: LossOptions) -> LossOptions:
 
 
 def _loss_and_m(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> tuple[Tensor, Tensor]:
-    return _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options[:6])
+    return _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options)

@@ -48,14 +48,16 @@ def checked_class_options(
     label_smoothing: float,
     rescale: bool,
     weight_name: str = "weight",
+    shard: bool = False,
 ) -> tuple[Tensor, LossOptions]:
     """Validate everything except values. Returns the target, with class indices as int64, and the options.
 
+    A process's shard of the classes may be empty; `check_all_classes` checks what depends on the other shards.
     Arguments like those of an earlier valid call are not validated again: a training loop repeats the same call.
     Tensor temperatures are validated each time, values included; in the options they have one value per example.
     """
     key: Any = None
-    if not (isinstance(t1, Tensor) or isinstance(t2, Tensor) or torch.compiler.is_compiling()):
+    if not (shard or isinstance(t1, Tensor) or isinstance(t2, Tensor) or torch.compiler.is_compiling()):
         try:
             of_weight = None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad)
             key = (
@@ -70,9 +72,14 @@ def checked_class_options(
         except (AttributeError, TypeError):  # not tensors, or not hashable: the checks below say what is wrong
             key = None
     check_options(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
-    target, axis = _check_class_tensors(logits, target, weight, ignore_index, weight_name)
+    target, axis = _check_class_tensors(logits, target, weight, ignore_index, weight_name, shard)
     t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
-    check_rescale(rescale, logits.shape[axis], t2)
+    if shard:
+        check_rescale_option(rescale)
+        check_shard_values(target)
+        t1, t2 = number_if_known(t1), number_if_known(t2)
+    else:
+        check_rescale(rescale, logits.shape[axis], t2)
     options = LossOptions(
         t1=t1,
         t2=t2,
@@ -85,45 +92,6 @@ def checked_class_options(
     if key is not None:
         _checked.keep(key, options)
     return target, options
-
-
-def checked_shard(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    *,
-    t1: Temperature,
-    t2: Temperature,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    rescale: bool,
-    weight_name: str = "weight",
-) -> tuple[Tensor, LossOptions]:
-    """`checked_class_options` for a process's shard of the classes, without what depends on all of them.
-
-    That is left to `check_all_classes`. A shard may have no class.
-    """
-    check_options(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
-    check_rescale_option(rescale)
-    check_floating(logits, "logits")
-    if logits.dim() == 0:
-        raise ValueError("logits must have a class dimension, got a scalar")
-    axis = min(1, logits.dim() - 1)
-    target = _check_target(logits, target, axis, ignore_index)
-    _check_weight(weight, weight_name, logits.device)
-    t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
-    if target.is_floating_point():
-        check_shard_values(target)
-    return target, LossOptions(
-        t1=number_if_known(t1),
-        t2=number_if_known(t2),
-        axis=axis,
-        label_smoothing=float(label_smoothing),
-        ignore_index=ignore_index,
-        reduction=reduction,
-        rescale=rescale,
-    )
 
 
 def check_all_classes(
@@ -244,15 +212,16 @@ def _values(t: Temperature) -> str:
 
 
 def _check_class_tensors(
-    logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, weight_name: str
+    logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, weight_name: str, shard: bool
 ) -> tuple[Tensor, int]:
     """Validate tensors, except their values. Returns the target, with class indices as int64, and the class axis."""
     check_floating(logits, "logits")
     axis = min(1, logits.dim() - 1)
-    check_class_axis(logits, axis)
+    if not shard or logits.dim() == 0:
+        check_class_axis(logits, axis)
     target = _check_target(logits, target, axis, ignore_index)
     _check_weight(weight, weight_name, logits.device)
-    if weight is not None and weight.shape != logits.shape[axis : axis + 1]:
+    if weight is not None and not shard and weight.shape != logits.shape[axis : axis + 1]:
         raise RuntimeError(expected_weight(weight_name, logits.shape[axis], weight.shape))
     return target, axis
 
@@ -382,6 +351,8 @@ def check_target_values(target: Tensor, classes: int, options: LossOptions) -> N
 
 def check_shard_values(target: Tensor) -> None:
     """Validate a shard of class probabilities as far as possible without the others."""
+    if not target.is_floating_point():
+        return
     _check_values(
         target,
         lambda: target >= 0,

@@ -27,7 +27,6 @@ from bitempered.torch.checks import (
     check_rescale,
     check_target_values,
     checked_class_options,
-    checked_shard,
     number_if_known,
     temperature_per_example,
     temperatures_per_example,
@@ -241,7 +240,7 @@ def _loss_over_processes(
     raise_under_transforms(logits, target)
 
     def prepare() -> tuple[Agreement, tuple[Tensor, LossOptions]]:
-        checked, options = checked_shard(logits, target, weight, rescale=rescale, **of_call)
+        checked, options = checked_class_options(logits, target, weight, rescale=rescale, shard=True, **of_call)
         classes = logits.shape[options.axis]
         return agreement(logits, checked, weight, options, classes=classes, extra=rescale), (checked, options)
 

@@ -12,6 +12,7 @@ from bitempered import core
 from bitempered.encoding import weigh_elements
 from bitempered.kernels import hooks
 from bitempered.kernels.implementations import implementation
+from bitempered.kernels.layout import empty_gradient
 from bitempered.kernels.options import LossOptions
 from bitempered.torch.autograd import (
     Temperature,
@@ -34,24 +35,15 @@ class _KernelLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        target: Tensor,
-        weight: Tensor | None,
-        t1: Tensor | None,
-        t2: Tensor | None,
-        options: LossOptions,
-        dtype: torch.dtype,
-        kernel: Any,
-    ) -> Tensor:
-        ctx.options, ctx.kernel = options, kernel
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        logits, target, weight, t1, t2, ctx.options, dtype, kernel = arguments
+        ctx.kernel = kernel
         ctx.save_for_backward(logits, target, weight, t1, t2)
-        options = with_tensors(options, t1=t1, t2=t2)
+        options = with_tensors(ctx.options, t1=t1, t2=t2)
         if logits.dtype == torch.float16:
-            return kernel.loss(logits, target, weight, options, dtype)
-        loss, ctx.gradient = kernel.loss_and_gradient(logits, target, weight, options, dtype)
-        return loss
+            return kernel.loss(logits, target, weight, options, dtype, None)
+        ctx.gradient = empty_gradient(logits, options.axis)
+        return kernel.loss(logits, target, weight, options, dtype, ctx.gradient)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
@@ -93,23 +85,13 @@ class _KernelBinaryLoss(torch.autograd.Function):
     """(logits, target, pos_weight, weight, t1, t2, options, dtype, kernel) -> the binary loss, as _KernelLoss."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        target: Tensor,
-        pos_weight: Tensor | None,
-        weight: Tensor | None,
-        t1: Tensor | None,
-        t2: Tensor | None,
-        options: LossOptions,
-        dtype: torch.dtype,
-        kernel: Any,
-    ) -> Tensor:
-        ctx.options, ctx.kernel = options, kernel
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        logits, target, pos_weight, weight, t1, t2, ctx.options, dtype, kernel = arguments
+        ctx.kernel = kernel
         ctx.save_for_backward(logits, target, pos_weight, weight, t1, t2)
         if logits.dtype != torch.float16:
             ctx.gradient = torch.empty_like(logits)
-        made, options = vars(ctx).get("gradient"), with_tensors(options, t1=t1, t2=t2)
+        made, options = vars(ctx).get("gradient"), with_tensors(ctx.options, t1=t1, t2=t2)
         return kernel.binary_loss(logits, target, pos_weight, weight, options, gradient=made).to(dtype)
 
     @staticmethod
@@ -200,7 +182,7 @@ def loss_by_kernel(
     module = implementation(kernel)
     if needs_gradient:
         return _apply_kernel_loss(logits, target, weight, *temperatures, numbers, dtype, module)
-    return module.loss(logits, target, weight, options, dtype)
+    return module.loss(logits, target, weight, options, dtype, None)
 
 
 def binary_loss_by_kernel(

@@ -29,7 +29,6 @@ from bitempered.torch.checks import (
     check_options,
     check_stored_options,
     checked_class_options,
-    checked_shard,
     temperatures_per_example,
 )
 from bitempered.torch.functional import class_loss, probabilities, result_dtype, sharded_class_loss
@@ -118,12 +117,12 @@ def linear_bi_tempered_logistic_loss(
     }  # fmt: skip
     shards: Shards | None = None
     if group is None:
-        inputs, options = _prepare(*arguments, checked=checked_class_options, **of_call)
+        inputs, options = _prepare(*arguments, shard=False, **of_call)
     else:
         raise_under_transforms(hidden, target)
 
         def prepare() -> tuple[Agreement, tuple[_Inputs, LossOptions]]:
-            inputs, options = _prepare(*arguments, checked=checked_shard, **of_call)
+            inputs, options = _prepare(*arguments, shard=True, **of_call)
             return _agreement(inputs, options, class_weight, (softcap, rescale)), (inputs, options)
 
         shards, (inputs, options) = agree(group, prepare)
@@ -152,12 +151,12 @@ def _prepare(
     class_weight: Tensor | None,
     softcap: float | None,
     *,
-    checked: Any,
+    shard: bool,
     **of_call: Any,
 ) -> tuple[_Inputs, LossOptions]:
-    """Validate everything but values, as `checked` does. Returns the tensors in rows, and the options."""
+    """Validate everything except values, of a whole layer or a shard. Returns the tensors in rows, and the options."""
     _check_softcap(softcap)
-    _check_layer(hidden, weight, bias, least=1 if checked is checked_class_options else 0)
+    _check_layer(hidden, weight, bias, least=0 if shard else 1)
     rows = hidden.shape[:-1]
     if not isinstance(target, Tensor) or target.shape not in (rows, (*rows, len(weight))):
         given = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
@@ -173,10 +172,10 @@ def _prepare(
         bias = None if bias is None else bias.to(dtype)
     t1, t2 = (t.reshape(-1) if isinstance(t, Tensor) else t for t in temperatures_per_example(t1, t2, hidden, rows))
     n = math.prod(rows)
-    target, options = checked(
+    target, options = checked_class_options(
         hidden.detach().new_empty(()).expand(n, len(weight)),  # the shape of all logits, without their memory
         target.reshape(n, len(weight)) if target.is_floating_point() else target.reshape(n),
-        class_weight, t1=t1, t2=t2, weight_name="class_weight", **of_call,
+        class_weight, t1=t1, t2=t2, weight_name="class_weight", shard=shard, **of_call,
     )  # fmt: skip
     return _Inputs(hidden.reshape(n, hidden.shape[-1]), weight, bias, None, None, target), options
 

@@ -27,7 +27,7 @@ from bitempered.experiments.cells import FIXED, VARYING, Cell, Comparison, corru
 from bitempered.experiments.data import Dataset, Part, fingerprint
 from bitempered.experiments.datasets import DATASETS, default_training
 from bitempered.experiments.files import read_rows
-from bitempered.experiments.losses import Loss
+from bitempered.experiments.losses import LOSSES, Loss
 from bitempered.experiments.recipes.compare import default_recipe
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.recipes.shared import ADAM_RATE, DataUse, data_dir_of, part_progress
@@ -245,7 +245,7 @@ BiTemperedMLPClassifier then follows the default schedule; BiTemperedLogisticReg
 
 def figure(rows: list[Row], folder: Path) -> Figure:
     """Draw accuracy by epoch at each highest noise level: a line of panels for each data set."""
-    colours = {loss: report.COLOURS[loss] for loss in ("logistic", "gce", "bi-tempered")}
+    colours = {loss: LOSSES[loss].colour for loss in ("logistic", "gce", "bi-tempered")}
     panels = grouped(rows, "dataset", "noise_model")
     datasets = list(dict.fromkeys(dataset for dataset, _ in panels))
     canvas = Figure(figsize=(11, 3.1 * len(datasets) + 0.5), dpi=110, layout="constrained")

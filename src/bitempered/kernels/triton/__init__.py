@@ -12,7 +12,6 @@ from bitempered.kernels.triton.losses import (
     gradient,
     gradient_from,
     loss,
-    loss_and_gradient,
     loss_and_state,
     new_state,
 )
@@ -26,7 +25,6 @@ __all__ = [
     "gradient",
     "gradient_from",
     "loss",
-    "loss_and_gradient",
     "loss_and_state",
     "new_state",
     "scale_",

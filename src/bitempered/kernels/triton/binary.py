@@ -223,7 +223,7 @@ def binary_loss(
     gradient: Tensor | None = None,
     g: Tensor | None = None,
 ) -> Tensor:
-    """The binary loss in float32; the gradient of sum(g * loss) if asked."""
+    """The binary loss in float32; the gradient of sum(g * loss) goes into `gradient`, if given."""
     reduce, mean = options.reduction != "none", options.reduction == "mean"
     n = logits.numel()
     if n == 0:
@@ -239,7 +239,7 @@ def binary_loss(
 
 
 def sigmoid(logits: Tensor, t: Any, dtype: torch.dtype, *, with_slope: bool) -> tuple[Tensor, Tensor | None]:
-    """The tempered sigmoid in `dtype`, and its derivative in that of the logits."""
+    """The tempered sigmoid in `dtype`, and its derivative in the dtype of the logits."""
     out = torch.empty_like(logits, dtype=dtype)
     slope = torch.empty_like(logits) if with_slope else None
     if logits.numel():

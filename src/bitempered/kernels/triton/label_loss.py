@@ -14,6 +14,7 @@ from bitempered.kernels.triton.tiles import (
     spread,
     store,
     store_losses,
+    store_state,
     tile_columns,
     wide,
 )
@@ -167,15 +168,8 @@ def loss_kernel(
                 a = tile if SINGLE else load(base, class_stride, at, n_classes, row_in, COLUMNS, VECTOR).to(tl.float32)
                 at_top = tl.maximum(at_top, tl.max(tl.where(a == wide(top), (at + columns)[None, :, :], -1), 2))
         kind = tl.where(zero, -2, tl.where(peeled, tl.max(at_top, 1), -1))
-        state = state_ptr + row
-        tl.store(state, (kind + 2).to(tl.float32, bitcast=True), mask=row_in)  # not negative, whose bits are a NaN's
-        tl.store(state + state_stride, top, mask=row_in)
-        tl.store(state + 2 * state_stride, peak, mask=row_in)
-        tl.store(state + 3 * state_stride, d, mask=row_in)
-        tl.store(state + 4 * state_stride, c1, mask=row_in)
-        tl.store(state + 5 * state_stride, c2, mask=row_in)
-        tl.store(state + 6 * state_stride, of_label, mask=row_in)
-        tl.store(state + 7 * state_stride, of_top, mask=row_in)
+        bits = (kind + 2).to(tl.float32, bitcast=True)  # not negative, whose bits are a NaN's
+        store_state(state_ptr, state_stride, row, row_in, bits, top, peak, d, c1, c2, of_label, of_top)
         if WITH_GRAD:
             tl.debug_barrier()  # the gradient may overwrite the logits
     if WITH_GRAD:

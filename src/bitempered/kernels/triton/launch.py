@@ -46,7 +46,7 @@ def _constants(t1: float, t2: float) -> dict[str, Any]:
 
 
 def temperature_arguments(options: LossOptions, classes: int, device: torch.device) -> tuple[Any, ...]:
-    """Return the arguments of `tiles.row_temperatures` but for the rows."""
+    """Return the arguments of `tiles.row_temperatures`, except the rows."""
     t1, t2 = options.t1, options.t2
     if isinstance(t1, Tensor) or isinstance(t2, Tensor):
         log_classes = math.log(classes) if options.rescale else 0.0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bitempered.checks import sum_tolerance
-from bitempered.kernels.layout import as_blocks, empty_gradient
+from bitempered.kernels.layout import as_blocks
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
 from bitempered.kernels.triton.label_loss import divisor_kernel, label_gradient_kernel, loss_kernel
@@ -43,37 +43,23 @@ class _Plan(NamedTuple):
     targets: tuple[int, ...]  # the sizes that `divisor_kernel` takes
 
 
-def loss(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype) -> Tensor:
-    """The loss in `dtype`."""
-    return _compute_as_planned(logits, target, weight, options, dtype, None)
-
-
-def loss_and_gradient(
-    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    gradient = empty_gradient(logits, options.axis)
-    return _compute_as_planned(logits, target, weight, options, dtype, gradient), gradient
-
-
-def _compute_as_planned(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    options: LossOptions,
-    dtype: torch.dtype,
-    gradient: Tensor | None,
+def loss(
+    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype, into: Tensor | None
 ) -> Tensor:
-    """Call `_compute`, or the plan of an earlier call like it: for small batches launching takes most of the time."""
+    """The loss in `dtype`; its gradient goes `into` an `empty_gradient`.
+
+    Calls `_compute`, or the plan of an earlier call like this one: for small batches launching takes most of the time.
+    """
     x, labels = logits.data_ptr(), target.data_ptr()
-    into = x if gradient is None else gradient.data_ptr()
+    made = x if into is None else into.data_ptr()
     key: Any = None
     numbers = not (isinstance(options.t1, Tensor) or isinstance(options.t2, Tensor))
-    if DIRECT and numbers and weight is None and (x | into | labels) % 16 == 0:
+    if DIRECT and numbers and weight is None and (x | made | labels) % 16 == 0:
         device = logits.get_device()
         if device == torch.cuda.current_device():
             key = (
                 options, dtype, device, logits.dtype, logits.shape, logits.stride(), target.dtype, target.stride(),
-                gradient is None,
+                into is None,
             )  # fmt: skip
         plan = _plans.get(key)  # there is none for None
         if plan is not None:
@@ -86,9 +72,9 @@ def _compute_as_planned(
                 total = divisor.data_ptr()
                 launch_count(labels, None, total, *targets, *constants)
             # Addresses: Triton would ask every tensor for its own, which takes time.
-            launch(x, *strides, into, *into_strides, labels, None, None, 0, losses.data_ptr(), total, *values)
+            launch(x, *strides, made, *into_strides, labels, None, None, 0, losses.data_ptr(), total, *values)
             return _finish(losses, options.reduction != "none", dtype)
-    return _compute(logits, target, weight, options, dtype=dtype, gradient=gradient, key=key)
+    return _compute(logits, target, weight, options, dtype=dtype, gradient=into, key=key)
 
 
 def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:

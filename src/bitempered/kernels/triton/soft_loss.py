@@ -14,6 +14,7 @@ from bitempered.kernels.triton.tiles import (
     spread,
     store,
     store_losses,
+    store_state,
     sums,
     tile_columns,
     tile_places,
@@ -189,15 +190,7 @@ def soft_loss_kernel(
     share, pull, mass = (pull + of_top) / whole, pull / whole, mass / whole
     peak = tl.where(ties == 1.0, peak, float("inf"))  # two such classes have half of it each: nothing cancels
     if WITH_STATE:
-        state = state_ptr + row
-        tl.store(state, top, mask=row_in)
-        tl.store(state + state_stride, m, mask=row_in)
-        tl.store(state + 2 * state_stride, total, mask=row_in)
-        tl.store(state + 3 * state_stride, factor, mask=row_in)
-        tl.store(state + 4 * state_stride, share, mask=row_in)
-        tl.store(state + 5 * state_stride, pull, mask=row_in)
-        tl.store(state + 6 * state_stride, mass, mask=row_in)
-        tl.store(state + 7 * state_stride, peak, mask=row_in)
+        store_state(state_ptr, state_stride, row, row_in, top, m, total, factor, share, pull, mass, peak)
     if WITH_GRAD:
         if SCALED:
             factor *= tl.load(g_ptr + row * g_stride, mask=row_in, other=0.0).to(tl.float32)

@@ -162,6 +162,20 @@ def store(base, class_stride, at, n_classes, row_in, x, COLUMNS: tl.constexpr, V
 
 
 @triton.jit
+def store_state(state_ptr, stride, row, row_in, x0, x1, x2, x3, x4, x5, x6, x7):
+    """Store the eight numbers per row from which a gradient is made later."""
+    at = state_ptr + row
+    tl.store(at, x0, mask=row_in)
+    tl.store(at + stride, x1, mask=row_in)
+    tl.store(at + 2 * stride, x2, mask=row_in)
+    tl.store(at + 3 * stride, x3, mask=row_in)
+    tl.store(at + 4 * stride, x4, mask=row_in)
+    tl.store(at + 5 * stride, x5, mask=row_in)
+    tl.store(at + 6 * stride, x6, mask=row_in)
+    tl.store(at + 7 * stride, x7, mask=row_in)
+
+
+@triton.jit
 def store_losses(losses_ptr, row, row_in, loss, divisor, REDUCE: tl.constexpr, MEAN: tl.constexpr):
     """Store the loss of each row, or with REDUCE one number for the program. The mean of nothing is NaN."""
     if REDUCE:
