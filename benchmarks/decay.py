@@ -76,7 +76,7 @@ which are as noisy as the training labels.
 Mean ± sample standard deviation over {seeds_in_words(rows)}. SGD {RATE:g} with momentum, its decay added to the
 gradient; a perceptron with two hidden layers of {WIDTH} units, {EPOCHS} epochs in batches of {BATCH}.
 
-{made_by(rows[0])}, {rows[0]["date"]}, by `python benchmarks/decay.py`.
+{made_by(rows[0])}, by `python benchmarks/decay.py`.
 """
 
 
