@@ -18,7 +18,7 @@ from experiment_cases import without
 from bitempered import noise
 from bitempered.experiments.files import read_rows, write_rows
 
-RENDERED = ("calibration", "choosing", "collapse", "logistic_regression", "peers", "playground")
+RENDERED = ("calibration", "choosing", "classes", "collapse", "decay", "logistic_regression", "peers", "playground")
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -145,6 +145,53 @@ def test_collapse_runs_and_goes_on_from_its_rows(tmp_path, monkeypatch):
         write_rows(tmp_path / "collapse.jsonl", changed)
         with pytest.raises(pytest.fail.Exception, match="all rows are there"):
             collapse.main()
+
+
+def test_tasks_of_many_classes_are_made_of_digits_that_their_parts_do_not_share():
+    classes = load("classes")
+    for count, width in ((3, 64), (26, 128)):
+        split = classes.task(count, seed=0)
+        images = [set(map(bytes, x.reshape(-1, 64))) for x, _ in (split.train, split.validation, split.test)]
+        assert len(set.union(*images)) == sum(map(len, images))
+        for x, y in (split.train, split.validation, split.test):
+            assert x.shape == (len(y), width)
+            assert set(y.tolist()) == set(range(count))
+    pixels, digits = np.arange(20.0).reshape(10, 2), np.arange(10)
+    x, y = classes.pairs(pixels, digits, np.array([7, 42]), np.random.default_rng(0))
+    assert x.tolist() == [[0, 1, 14, 15], [8, 9, 4, 5]]
+    assert y.tolist() == [7, 42]
+
+
+def test_classes_run_and_go_on_from_their_rows(tmp_path, monkeypatch):
+    classes = load("classes")
+    monkeypatch.setattr(classes, "ROWS", tmp_path / "classes.jsonl")
+    for name, value in {"HEAVIER": {3: 2.5}, "SEEDS": (0,), "STEPS": 8, "RATES": {"adam": 1e-3}}.items():
+        monkeypatch.setattr(classes, name, value)
+    # The page names the rates of both optimisers.
+    monkeypatch.setattr(classes, "page", lambda rows: f"{len(rows)} rows")
+    monkeypatch.setattr(sys, "argv", ["classes.py"])
+    classes.main()
+    rows = read_rows(tmp_path / "classes.jsonl")
+    assert [(row["numbers"], row["noise"]) for row in rows] == [
+        (numbers, level) for numbers in ([], [0.0, 2.0], [0.0, 2.5]) for level in (0.0, 0.4)
+    ]
+    monkeypatch.setattr(classes, "run", lambda *_: pytest.fail("all rows are there"))
+    classes.main()
+    assert (tmp_path / "classes.md").read_text() == "6 rows"
+
+
+def test_decay_runs(tmp_path, monkeypatch):
+    decay = load("decay")
+    monkeypatch.setattr(decay, "ROWS", tmp_path / "decay.jsonl")
+    for name, value in {"DECAYS": (0.0, 0.1), "SEEDS": (0,), "EPOCHS": 2}.items():
+        monkeypatch.setattr(decay, name, value)
+    monkeypatch.setattr(sys, "argv", ["decay.py"])
+    decay.main()
+    rows = read_rows(tmp_path / "decay.jsonl")
+    assert len(rows) == 2 * len(decay.MODELS) * len(decay.NOISE)
+    without_decay, with_decay = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    assert [r["test_last"] for r in without_decay] != [r["test_last"] for r in with_decay]
+    assert "| decay 0 | decay 0.1 |" in (tmp_path / "decay.md").read_text()
 
 
 def test_estimators_run_and_go_on_from_their_rows(tmp_path, monkeypatch):

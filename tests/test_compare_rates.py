@@ -201,6 +201,12 @@ def test_the_labels_of_a_table_are_used_as_given(table, fleets):
     assert "--test FILE" in shown
 
 
+def test_labels_to_test_on_are_not_called_as_noisy_if_noise_is_added_to_the_others(table):
+    _, options = table
+    shown = " ".join(invoke(*options, "--noise", "0.4", "--epochs", "1").stdout.split())
+    assert "noisy.csv, +40% label noise: accuracy on test labels as given" in shown
+
+
 def test_a_clean_test_file_is_what_is_tested_on(table, tmp_path, fleets):
     _, options = table
     options = [*options, "--test", tmp_path / "clean.csv", "--json"]

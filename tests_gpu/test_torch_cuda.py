@@ -176,6 +176,54 @@ def test_a_schedule_inside_a_cuda_graph():
         torch.testing.assert_close(logits.grad, eager.grad)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_a_whole_schedule_replays_one_graph_without_synchronising():
+    """The temperatures of all steps lie on the device; the graph counts and looks them up."""
+    logits, target, soft, _ = make(rows=16, classes=50)
+    steps, rate = 40, 0.02  # at 0.5 the descent is chaotic: rounding grows
+    schedule = default(50, steps)
+    x, y, p = (part.cuda() for part in (logits, target, soft))
+    x.requires_grad_()
+    table = torch.tensor([schedule(step) for step in range(steps)], device="cuda")
+    count = torch.zeros(1, dtype=torch.int64, device="cuda")
+
+    def step():
+        now = table.index_select(0, count)[0].unbind()
+        (gradient,) = torch.autograd.grad(schedule_losses(x, y, p, now), x)
+        with torch.no_grad():
+            x.sub_(rate * gradient)
+            count.add_(1)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    with torch.no_grad():
+        x.copy_(logits)
+        count.zero_()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(steps):
+            graph.replay()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert count.item() == steps
+    want = logits.double()  # the same descent on the CPU, by numbers
+    for now in map(schedule, range(steps)):
+        leaf = want.requires_grad_()
+        (gradient,) = torch.autograd.grad(schedule_losses(leaf, target, soft.double(), now), leaf)
+        want = (leaf - rate * gradient).detach()
+    assert (want - logits).abs().max() > 0.1  # it has moved
+    # Each of forty steps rounds logits of up to 20, by 1e-6; float32 on a CPU ends up 1.2e-5 away.
+    torch.testing.assert_close(x.detach().cpu().double(), want, rtol=0, atol=1e-4)
+
+
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # torch.compile begins with such a one
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])  # the latter by CUDA graphs, with memory of their own
 def test_compile(mode):

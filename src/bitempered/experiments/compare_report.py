@@ -58,9 +58,13 @@ def rows_of(rows: list[Row], cell: Cell | None) -> list[Row]:
 
 
 def header(comparison: Comparison) -> str:
-    clean = "clean test labels" if labels_are_clean(comparison) else "test labels as noisy as the rest"
+    as_given = levels(comparison) == [0.0]  # noise is added to the other rows alone
+    clean = (
+        "clean test labels" if labels_are_clean(comparison)
+        else "test labels as noisy as the rest" if as_given else "test labels as given"
+    )  # fmt: skip
     level = f", {level_name(comparison, levels(comparison)[0])} label noise" if len(levels(comparison)) == 1 else ""
-    if is_table(comparison.dataset) and levels(comparison) == [0.0]:
+    if is_table(comparison.dataset) and as_given:
         level = ", labels as given"
     deviation = " ± sample standard deviation" if len(comparison.seeds) > 1 else ""
     name = Path(comparison.dataset).name
