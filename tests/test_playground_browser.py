@@ -49,7 +49,7 @@ def page(chromium):
 
 
 def finished(page):
-    expect(page.locator("#state")).to_contain_text("Finished", timeout=60 * SECONDS)
+    expect(page.locator("#state")).to_contain_text("Finished", timeout=300 * SECONDS)  # 4 on two free cores
 
 
 def accuracies(page):
@@ -91,7 +91,7 @@ def test_the_presets_show_the_effect_live(page, address, noise, level):
     seen = set()
     while "Finished" not in (text := page.locator("#state").inner_text()):
         seen.add(text)
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - started < 300  # it does not end; 4 on two free cores
     logistic, ours = accuracies(page)
     print(f"{noise}: {len(seen)} states seen in {time.monotonic() - started:.1f} s, {logistic} and {ours} % right")
     assert len(seen) > 20
