@@ -38,7 +38,7 @@ def main(only: list[str]) -> None:
                     viewport={"width": width, "height": height}, device_scale_factor=scale, color_scheme=theme
                 )
                 page.goto(f"{address}#{settings}")
-                expect(page.locator("#state")).to_contain_text("Finished", timeout=60_000)
+                expect(page.locator("#state")).to_contain_text("Finished", timeout=300_000)
                 if pointer:
                     box = page.locator("#picture-1").bounding_box()
                     page.mouse.move(box["x"] + pointer[0] * box["width"], box["y"] + pointer[1] * box["height"])

@@ -101,6 +101,33 @@ def test_the_gradient_at_zero_logits_is_smaller_by_the_factor_it_says(t1, t2, cl
     assert classes ** -(t2 - t1) == pytest.approx(float(said), rel=0.07)  # rounded to one digit
 
 
+def test_the_verdicts_on_the_default_schedule_are_those_of_its_table():
+    """If it is measured again, these sentences of when.md and choose.md must follow."""
+    noisy, clean, better, factors = [], [], [], []
+    for line in (ROOT / "results/defaults/defaults.md").read_text(encoding="utf-8").splitlines():
+        found = re.fullmatch(
+            r"\| \w+, \w+ (?P<usual>\S+) \| (?P<noise>\d+)% \|.*\| (?P<ours>\S+) ± [^|]*\| (?P<gain>\S+) / [^|]*"
+            r"\| (?P<rate>[\d.]+): (?P<theirs>\S+) ±.*", line
+        )  # fmt: skip
+        if found and found["noise"] == "0":
+            clean.append(float(found["gain"]))
+        elif found and found["noise"] == "40":
+            noisy.append(float(found["gain"]))
+            better.append(float(found["theirs"]) - float(found["ours"]))
+            factors.append(float(found["usual"]) / float(found["rate"]))
+    when, choose = (" ".join(PAGES[name].split()) for name in ("when", "choose"))
+    assert f"gains {min(noisy):.0f} to {max(noisy):.0f} points if 40 %" in when
+    assert len(clean) == 4
+    assert -1 <= min(clean) <= max(clean) <= 0  # "up to one percentage point"
+    assert f"At a rate {min(factors):.0f} to {max(factors):.0f} times smaller" in when
+    remedies = [points for points in better if points > 0]
+    assert len(remedies) == 3  # "three of the four"
+    assert "three of the four" in when
+    assert "three of the four" in choose
+    assert f"by {min(remedies):.0f} to {max(remedies):.0f} points; in digits with SGD" in when
+    assert round(min(better)) == -1  # "one point ahead"
+
+
 def test_no_table_of_results_is_copied():
     """They are taken from the committed files by `{{ table FILE }}`, or the page links to them."""
     for name, text in PAGES.items():

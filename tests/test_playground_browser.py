@@ -49,7 +49,7 @@ def page(chromium):
 
 
 def finished(page):
-    expect(page.locator("#state")).to_contain_text("Finished", timeout=60 * SECONDS)
+    expect(page.locator("#state")).to_contain_text("Finished", timeout=300 * SECONDS)  # 4 on two free cores
 
 
 def accuracies(page):
@@ -91,7 +91,7 @@ def test_the_presets_show_the_effect_live(page, address, noise, level):
     seen = set()
     while "Finished" not in (text := page.locator("#state").inner_text()):
         seen.add(text)
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - started < 300  # it does not end; 4 on two free cores
     logistic, ours = accuracies(page)
     print(f"{noise}: {len(seen)} states seen in {time.monotonic() - started:.1f} s, {logistic} and {ours} % right")
     assert len(seen) > 20
@@ -163,6 +163,27 @@ def test_own_points_are_added_dragged_and_removed(page, address):
     page.mouse.click(*place(page, 0.9, -0.9), button="right")
     points_become(page, 2)
     assert link(page)["points"] == after
+    page.locator("input[name=paint][value=none]").check(force=True)
+    page.mouse.click(*place(page, 0.9, -0.9))  # there is none any more
+    page.mouse.click(*place(page, 0.2, 0.8))
+    points_become(page, 1)
+
+
+def test_own_points_by_finger(chromium, address):
+    context = chromium.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(f"{address}#noise=none")
+    expect(page.locator("#state")).to_contain_text("step")
+    page.locator("input[name=data][value=own]").check(force=True)
+    points_become(page, 60)
+    page.locator("#picture-1").scroll_into_view_if_needed()
+    page.touchscreen.tap(*place(page, 1.1, 1.1))
+    points_become(page, 61)
+    page.locator("input[name=paint][value=none]").check(force=True)
+    page.locator("#picture-1").scroll_into_view_if_needed()
+    page.touchscreen.tap(*place(page, 1.1, 1.1))
+    points_become(page, 60)
+    context.close()
 
 
 def test_a_share_link_restores_everything(page, address, chromium):
@@ -280,6 +301,9 @@ def test_a_page_says_that_its_server_has_gone_and_comes_back(chromium):
         expect(page.locator("#state")).to_contain_text("step")
     expect(page.locator("#message")).to_contain_text("Disconnected")
     expect(page.locator("#reconnect")).to_be_visible()
+    page.mouse.move(*place(page, 0, 0))
+    page.keyboard.press("Space")
+    expect(page.locator("#state")).to_have_text("Disconnected")
     with serving(port=port):
         page.locator("#reconnect").click()
         finished(page)

@@ -7,6 +7,7 @@ A page sends JSON: {"settings": {...}} starts over, {"run": true} or false, {"pr
 import asyncio
 import ipaddress
 import json
+import logging
 import os
 import socket
 import sys
@@ -258,11 +259,16 @@ class ImpatientProtocol(H11Protocol):
 
 
 class BoundedProtocol(WebSocketsSansIOProtocol):
-    """Hangs up on a page that sends and does not read: uvicorn alone would keep the answers to its pings for ever."""
+    """Hangs up where uvicorn alone would keep a connection for ever, or the answers to pings that nobody reads."""
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.transport.get_write_buffer_size() > MOST_UNREAD:
+        if not self.handshake_initiated:
+            # The whole request has come, and its headers are too many or too long for the websockets package.
+            self.handshake_complete = self.close_sent = True  # for uvicorn's shutdown, which would answer again
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            self.transport.close()
+        elif self.transport.get_write_buffer_size() > MOST_UNREAD:
             self.transport.abort()
 
 
@@ -289,7 +295,13 @@ def new_server(host: str, limits: Limits | None = None) -> uvicorn.Server:
         ws_per_message_deflate=False, limit_concurrency=limits.connections, log_level="error", access_log=False,
         timeout_graceful_shutdown=2, server_header=False,
     )  # fmt: skip
+    logging.getLogger("uvicorn.error").addFilter(worth_telling)
     return uvicorn.Server(config)
+
+
+def worth_telling(record: logging.LogRecord) -> bool:
+    """Not what any page can make uvicorn say, with a traceback each time."""
+    return not record.getMessage().startswith("Invalid UTF-8")
 
 
 def serve(host: str = "127.0.0.1", port: int = 8421, *, browser: bool = True) -> None:

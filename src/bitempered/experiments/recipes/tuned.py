@@ -169,6 +169,8 @@ def trials_in_words(tried: list[Row]) -> str:
 def markdown(rows: list[Row], tried: list[Row]) -> str:
     clean = " or ".join(str(n) for n in sorted({row["clean_rows"] for row in rows if value(row, "clean_rows")}))
     rate = next(row["learning_rate"] for row in rows if contender(row) == CONTENDERS[1])
+    defaults = dict.fromkeys((row["dataset"], Loss.of(row).text) for row in rows if contender(row) == CONTENDERS[1])
+    recipes = ", ".join(f"{loss} for {data}" for data, loss in defaults)
     chosen = [
         [
             row["dataset"], f"{row['noise']:.0%}", scored_on(value(row, "clean_rows")),
@@ -184,8 +186,8 @@ def markdown(rows: list[Row], tried: list[Row]) -> str:
 ± is the sample standard deviation. {trials_in_words(tried)}
 They began with the same rates and decays, the bi-tempered loss with its default temperatures. A trial's score is the
 accuracy on validation labels at the last and the best epoch together. These are as noisy as the training labels, or
-{clean} clean rows; the chosen epoch is the best on the same labels. The default recipe is not searched: it trains at
-Adam's rate of {rate:g}, without decay or smoothing.
+{clean} clean rows; the chosen epoch is the best on the same labels. The default recipe, which was {recipes} when
+these rows were made, is not searched: it trains at Adam's rate of {rate:g}, without decay or smoothing.
 The rates and decays to begin with were chosen after a look at digits with 40% noise, test rows included.
 {training_in_words(rows)}{missing_in_words(rows)}
 

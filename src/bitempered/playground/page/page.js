@@ -72,7 +72,7 @@ function connect() {
     if (mine !== socket) return;
     tell(event.reason ? `Disconnected: ${event.reason}.` : "Disconnected: is “bitempered playground” still running?");
     $("reconnect").hidden = false;
-    $("state").textContent = "Disconnected";
+    tellState();
   };
 }
 
@@ -129,6 +129,13 @@ function tell(text) {
   $("message").hidden = !text;
 }
 
+function tellState() {
+  $("state").textContent = socket.readyState > WebSocket.OPEN ? "Disconnected"
+    : socket.readyState < WebSocket.OPEN || !frame ? "Connecting…"
+    : frame.done ? `Finished: ${problem.steps} steps`
+    : `${running ? "Training" : "Paused"}: step ${frame.step} of ${problem.steps}`;
+}
+
 // Drawing, at most once for each frame of the screen.
 
 let drawing = false;
@@ -165,9 +172,8 @@ function draw() {
   const t = (value) => +value.toFixed(2);
   $("pair-now").textContent = `t1 = ${t(frame.t1)}, t2 = ${t(frame.t2)}`;
   $("steps").value = frame.step / problem.steps;
-  $("state").textContent =
-    frame.done ? `Finished: ${problem.steps} steps` : `${running ? "Training" : "Paused"}: step ${frame.step} of ${problem.steps}`;
   $("run").textContent = frame.done ? "Run again" : running ? "Pause" : "Run";
+  tellState();
   drawCharts();
   if (curves) {
     $("t1-says").textContent = curves.bound === null
@@ -278,6 +284,7 @@ $("marks").addEventListener("change", () => {
 $("clear").addEventListener("click", () => edit([]));
 
 function run() {
+  if (socket.readyState > WebSocket.OPEN) return connect();
   if (frame && frame.done) return change({}, { soon: true });
   running = !running;
   ask({ run: running });
@@ -343,7 +350,7 @@ function near(at, canvas, reach) {
   return best;
 }
 
-const paint = () => +document.querySelector("input[name=paint]:checked").value;
+const paint = () => +document.querySelector("input[name=paint]:checked").value; // NaN: a click removes
 const without = (index) => settings.points.filter((_, i) => i !== index);
 const add = (at) => {
   if (settings.points.length >= MOST_POINTS) return tell(`${MOST_POINTS.toLocaleString("en")} points are the most.`);
@@ -383,7 +390,7 @@ canvases.forEach((canvas) => {
     point(at);
     if (settings.data !== "own" || event.button !== 0) return;
     const hit = near(at, canvas, event.pointerType === "touch" ? 24 : 12);
-    if (event.altKey || event.shiftKey) return hit !== null && edit(without(hit));
+    if (event.altKey || event.shiftKey || isNaN(paint())) return hit !== null && edit(without(hit));
     if (hit === null) return add(at);
     dragged = hit;
     canvas.setPointerCapture(event.pointerId);
@@ -409,8 +416,8 @@ canvases.forEach((canvas) => {
     const keep = (v) => +Math.min(EDGE, Math.max(-EDGE, v)).toFixed(3);
     const at = probe || [0, 0];
     if (move) point([keep(at[0] + 0.05 * move[0]), keep(at[1] + 0.05 * move[1])]);
-    else if (event.key === "Enter" && settings.data === "own") add(at);
-    else if (["Delete", "Backspace"].includes(event.key) && settings.data === "own") {
+    else if (event.key === "Enter" && settings.data === "own" && !isNaN(paint())) add(at);
+    else if (["Enter", "Delete", "Backspace"].includes(event.key) && settings.data === "own") {
       const hit = near(at, canvas, 40);
       if (hit !== null) edit(without(hit));
     } else if (event.key === "Escape") unpoint();
