@@ -73,7 +73,7 @@ def test_no_trial_is_lost_or_doubled(url):
         )
         for seed in (0, 1)
     ]
-    said = [worker.communicate(timeout=240) for worker in workers]
+    said = [worker.communicate(timeout=600) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], "\n".join(error[-1500:] for _, error in said)
     study = optuna.load_study(study_name="shared", storage=url)
     states = Counter(trial.state.name for trial in study.trials)
