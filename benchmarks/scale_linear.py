@@ -3,8 +3,8 @@
     python benchmarks/scale_linear.py            (minutes; about 2 GB of memory for the rows that hold all at once)
     python benchmarks/scale_linear.py --render   (only the page again, from benchmarks/scale_linear.jsonl)
 
-A row is made up like a short text: 30 words, of which 15 % belong to its class, with frequencies that differ by orders of
-magnitude. 40 % of the labels are wrong. Batches are drawn when they are needed. Each line has a process of its own,
+A row is made up like a short text: 30 words, of which 15 % belong to its class; some words are far more frequent than
+others. 40 % of the labels are wrong. Batches are drawn when they are needed. Each line has a process of its own,
 whose largest memory is that of the interpreter, the data it holds and the fit.
 """
 
@@ -102,8 +102,8 @@ def page(rows: list[dict]) -> str:
 {table}
 
 {EXAMPLES:,} x {FEATURES:,}, {CLASSES} classes, {WORDS} words in a row, {NOISE:.0%} of the labels wrong; accuracy on
-{TESTED:,} others, C = 1, one seed. `partial_fit` has batches of {BATCH:,} rows, drawn when needed, each seen once; `fit` has
-all in memory. Time is that of the fit alone, on one thread; memory is the largest of the process.
+{TESTED:,} others, C = 1, one seed. `partial_fit` has batches of {BATCH:,} rows, drawn when needed, each seen once;
+`fit` has all in memory. Time is that of the fit alone, on one thread; memory is the largest of the process.
 
 Made by benchmarks/scale_linear.py, {made} at the start.
 """
