@@ -131,8 +131,8 @@ class BiTemperedLogisticRegression(TemperedClassifier):
         """Fit to a batch of examples in addition to all batches before it, which are not needed again.
 
         The first batch is fitted as `fit` does. For a later one the penalty is on the distance from the coefficients so
-        far: precision * (coef_ - coef_so_far)^2 / 2, where the precision is 1 plus the diagonal of the Gauss-Newton
-        matrix of the earlier batches' losses (C included). So the more examples a feature was in, the less its
+        far: precision * (coef_ - coef_so_far)^2 / 2, where the precision is 1 plus C times the diagonal of the
+        Gauss-Newton matrix of the earlier batches' losses. So the more examples a feature was in, the less its
         coefficients move. One pass comes near `fit` of all examples; large batches come nearer, as the diagonal ignores
         how features are correlated. There is no learning rate. A second pass counts the examples twice.
 
@@ -181,7 +181,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
 
     def _beginning(self, X: Any) -> tuple[Any, Array, Array]:
         """X with a column of ones for the intercept, coefficients of 0, and the factors of their squares."""
-        precision = np.ones((X.shape[1], 1))
+        precision = np.full((X.shape[1], 1), 1 / self.C)
         if self.fit_intercept:
             column = np.ones((X.shape[0], 1))
             X = sparse.hstack((X, column), format="csr") if sparse.issparse(X) else np.hstack((X, column))
@@ -198,7 +198,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
         centre: Array | None,
         steps: list[float],
     ) -> Array:
-        """Minimise C * sum_i w_i loss_i + sum(precision * (theta - centre)^2) / 2 from `theta`; set and return theta.
+        """Minimise sum_i w_i loss_i + sum(precision * (theta - centre)^2) / 2 from `theta`; set and return theta.
 
         `steps` are fractions of the way from (1, 1) to the temperatures, before the whole way.
         """
@@ -206,7 +206,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
         # The mean loss, as in LogisticRegression: the meaning of `tol` does not depend on the number of examples.
         of_examples, largest = weight, weight.max()
         weight = weight / largest  # first, since the sum of large weights overflows
-        penalty = precision / (self.C * weight.sum()) / largest
+        penalty = precision / weight.sum() / largest
         weight = weight / weight.sum()
         n_iter, start = 0, t1 if t1 == t2 >= 1 else 1.0
         for step in chain(steps, repeat(1.0)):
@@ -251,10 +251,9 @@ class BiTemperedLogisticRegression(TemperedClassifier):
         self.coef_ = theta[:features].T.copy()
         self.intercept_ = theta[features] if self.fit_intercept else np.zeros(theta.shape[1])
         self.n_iter_ = np.array([n_iter])
-        whole = _Objective(
-            X, labels, self.C * of_examples, *temperatures, theta=theta, penalty=precision, rescale=self.rescale
-        )
-        self._precision = precision + whole.diagonal()
+        whole = _Objective(X, labels, of_examples, *temperatures, theta=theta, penalty=precision, rescale=self.rescale)
+        with np.errstate(over="ignore"):
+            self._precision = np.minimum(precision + whole.diagonal(), 1e150)  # whose products are finite
         return theta
 
     def _weighted_by_class(self, labels: Array, weight: Array) -> Array:
