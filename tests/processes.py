@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def run(function, world, *arguments, timeout=30):
+def run(function, world, *arguments, timeout=300):
     """The results of function(rank, world, *arguments) of each process, in the order of ranks."""
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_work, (function, world, arguments, timeout, folder), nprocs=world)

@@ -35,7 +35,7 @@ def calibration():
     return load("calibration")
 
 
-@pytest.mark.parametrize("name", [*RENDERED, "estimators", "scale"])
+@pytest.mark.parametrize("name", [*RENDERED, "estimators", "scale", "scale_linear"])
 def test_committed_pages_are_rendered_from_their_rows(name, tmp_path, monkeypatch):
     if name == "estimators":
         pytest.importorskip("lightgbm")

@@ -55,7 +55,8 @@ def test_no_search_beats_the_number_of_rounds(t, classes, eps):
 
 
 def test_two_rounds_fewer_are_too_few():
-    hardest, _ = search(2.0, 1000, 3e-6, population=200, generations=10, error=after_rounds(1000))
+    classes = CLASS_COUNTS[-1]
+    hardest, _ = search(2.0, classes, 3e-6, population=200, generations=10, error=after_rounds(classes))
     assert hardest >= rounds(2.0, FLOAT32) - 2
 
 

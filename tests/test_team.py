@@ -83,14 +83,14 @@ def start(world, kill_after, folder, out, *options):
     started = []
     for rank in range(world):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, team.TIMEOUT: "20", "OMP_NUM_THREADS": "1"}
+        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, team.TIMEOUT: "300", "OMP_NUM_THREADS": "1"}
         path = {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
         started.append(
             subprocess.Popen(
                 command, env=os.environ | place | meet | path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
         )
-    said = [process.communicate(timeout=240) for process in started]
+    said = [process.communicate(timeout=600) for process in started]
     return [process.returncode for process in started], said
 
 
@@ -124,7 +124,7 @@ def test_torchrun(folder, tmp_path):
     path = {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "--data-dir", str(folder), "--out", str(tmp_path)],
-        env=os.environ | path, capture_output=True, text=True, timeout=240,
+        env=os.environ | path, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Written to") == 1

@@ -18,13 +18,18 @@ pytest.importorskip("psycopg2", reason="Optuna's storage needs a driver for Post
 pytestmark = pytest.mark.slow
 WORKER = """
 import sys
-from bitempered.tune import tune
+import time
+from bitempered import tune as module
+
+module.BEAT_SECONDS, module.GRACE_SECONDS = 1.0, 20.0
 
 def fit(t1, t2):
     print(f"{t1!r} {t2!r}", flush=True)
+    if "stuck" in sys.argv:
+        time.sleep(3600)
     return -((t1 - 0.7) ** 2) - (t2 - 1.4) ** 2
 
-tune(fit, trials=20, storage=sys.argv[1], name="shared", seed=int(sys.argv[2]))
+module.tune(fit, trials=20, storage=sys.argv[1], name="shared", seed=int(sys.argv[2]))
 """
 
 
@@ -64,20 +69,40 @@ def url(tmp_path):
         shutil.rmtree(folder)
 
 
-def test_no_trial_is_lost_or_doubled(url):
+def start(url, *arguments):
     path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", textwrap.dedent(WORKER), url]
-    workers = [
-        subprocess.Popen(
-            [*command, str(seed)], env=os.environ | path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for seed in (0, 1)
-    ]
-    said = [worker.communicate(timeout=240) for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(error[-1500:] for _, error in said)
+    command = [sys.executable, "-c", textwrap.dedent(WORKER), url, *arguments]
+    return subprocess.Popen(command, env=os.environ | path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(workers):
+    said = [worker.communicate(timeout=600) for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * len(workers), "\n".join(e[-1500:] for _, e in said)
+    return [out.splitlines() for out, _ in said]
+
+
+def of_state(url, state):
+    """The settings of the study's trials in this state, as a worker prints them."""
     study = optuna.load_study(study_name="shared", storage=url)
-    states = Counter(trial.state.name for trial in study.trials)
-    assert states == {"COMPLETE": 20}
-    fitted = Counter(line for out, _ in said for line in out.splitlines())
-    assert fitted == Counter(f"{trial.params['t1']!r} {trial.params['t2']!r}" for trial in study.trials)
-    assert all(out for out, _ in said)  # both took part
+    found = [trial.params for trial in study.trials if trial.state.name == state]
+    return Counter(f"{params['t1']!r} {params['t2']!r}" for params in found)
+
+
+def test_no_trial_is_lost_or_doubled(url):
+    said = finish([start(url, str(seed)) for seed in (0, 1)])
+    assert of_state(url, "COMPLETE") == Counter(said[0] + said[1])
+    assert sum(map(len, said)) == len(optuna.load_study(study_name="shared", storage=url).trials) == 20
+    assert all(said)  # both took part
+
+
+def test_the_trial_of_a_killed_worker_is_made_again(url):
+    killed = start(url, "2", "stuck")
+    lost = killed.stdout.readline().strip()
+    others = [start(url, str(seed)) for seed in (0, 1)]
+    killed.kill()
+    killed.communicate()
+    said = finish(others)
+    assert of_state(url, "FAIL") == Counter([lost])
+    assert of_state(url, "COMPLETE") == Counter(said[0] + said[1])
+    assert sum(map(len, said)) == 20
+    assert not of_state(url, "RUNNING")

@@ -6,7 +6,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array
@@ -26,11 +26,31 @@ class TemperedClassifier(ClassifierMixin, BaseEstimator):
 
     rescale: bool
 
-    def _examples(self, X: Any, y: Any, sample_weight: Any, dtype: Any) -> tuple[Any, Array, Array]:
-        """Return X, class indices and weights, without the examples of weight 0. Sets `classes_`."""
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=dtype)
+    def _examples(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        dtype: Any,
+        *,
+        classes: ArrayLike | None = None,
+        known: Array | None = None,
+    ) -> tuple[Any, Array, Array]:
+        """Return X, class indices and weights, without the examples of weight 0. Sets `classes_`.
+
+        The classes are those of y, unless y is a batch: then `classes` if given, and those `known` from earlier ones.
+        """
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=dtype, reset=known is None)
         check_classification_targets(y)
+        wanted = known if classes is None else np.unique(np.asarray(classes))
+        if wanted is not None and known is not None and not np.array_equal(wanted, known):
+            raise ValueError(f"classes must be those of the first call, {known.tolist()}, got {wanted.tolist()}")
         self.classes_, labels = np.unique(y, return_inverse=True)
+        if wanted is not None:
+            if not np.isin(self.classes_, wanted).all():
+                more = np.setdiff1d(self.classes_, wanted).tolist()
+                raise ValueError(f"y must hold none but the classes {wanted.tolist()}, got {more} as well")
+            self.classes_, labels = wanted, np.searchsorted(wanted, self.classes_)[labels]
         if len(self.classes_) < 2:
             raise ValueError(f"y must hold at least 2 classes, got 1 class: {self.classes_[0]!r}")
         if sample_weight is None:

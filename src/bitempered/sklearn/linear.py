@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 from itertools import chain, repeat
 from typing import Any
 
@@ -76,6 +77,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
 
     coef_: Array
     intercept_: Array
+    _precision: Array
 
     def __init__(
         self,
@@ -102,12 +104,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
 
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> "BiTemperedLogisticRegression":
         """Fit to the examples X (n, features) of classes y (n), with weights (n) if given."""
-        t1, t2 = check_temperatures(self.t1, self.t2)
-        check_positive(self.C, "C")
-        check_count(self.max_iter, "max_iter")
-        check_number(self.tol, "tol", 0)
-        if not isinstance(self.fit_intercept, (bool, np.bool_)):
-            raise TypeError(f"fit_intercept must be True or False, got {self.fit_intercept!r}")
+        t1, t2 = self._check_settings()
         before = dict(vars(self))
         warm = self.warm_start and hasattr(self, "coef_")
         try:
@@ -116,34 +113,107 @@ class BiTemperedLogisticRegression(TemperedClassifier):
             _check_size(X)
             if warm:
                 self._check_warm_start(before)
-            if self.class_weight is not None:
-                weight = weight * self._class_weights(labels, weight)[labels]
-                check_weights(weight, "sample_weight times class_weight")
+            weight = self._weighted_by_class(labels, weight)
         except Exception:
             # If fitting fails, a model that was fitted before still predicts as it did.
             self.__dict__ = before
             raise
-        features, classes = X.shape[1], len(self.classes_)
-        # The mean loss, as in LogisticRegression: the meaning of `tol` does not depend on the number of examples.
-        largest = weight.max()
-        weight = weight / largest  # first, since the sum of large weights overflows
-        penalty = np.full((features, 1), 1 / (self.C * weight.sum()) / largest)
-        weight = weight / weight.sum()
+        X, theta, precision = self._beginning(X)
+        if warm:
+            theta = np.vstack((self.coef_.T, self.intercept_))[: len(theta)]
+        theta = self._descend(X, labels, weight, theta, precision, None, [] if warm else self._steps())
+        self._warn_unless_learnt(X @ theta, labels, weight, _ADVICE)
+        return self
+
+    def partial_fit(
+        self, X: Any, y: Any, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> "BiTemperedLogisticRegression":
+        """Fit to a batch of examples in addition to all batches before it, which are not needed again.
+
+        The first batch is fitted as `fit` does. For a later one the penalty is on the distance from the coefficients so
+        far: precision * (coef_ - coef_so_far)^2 / 2, where the precision is 1 plus C times the diagonal of the
+        Gauss-Newton matrix of the earlier batches' losses. So the more examples a feature was in, the less its
+        coefficients move. One pass comes near `fit` of all examples; large batches come nearer, as the diagonal ignores
+        how features are correlated. There is no learning rate. A second pass counts the examples twice.
+
+        `classes`, all of them, must be given at the first call, unless it continues a model of `fit`. `n_iter_` is that
+        of the last call, and `warm_start` has no effect here.
+        """
+        t1, t2 = self._check_settings()
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                f"class_weight={self.class_weight!r} needs the classes' shares in all batches, which partial_fit does"
+                " not know: give a dictionary of weights"
+            )
+        before = dict(vars(self))
+        first = not hasattr(self, "classes_")
+        try:
+            if first and classes is None:
+                raise ValueError("classes, all of them, must be given at the first call of partial_fit")
+            known = None if first else self.classes_
+            X, labels, weight = self._examples(X, y, sample_weight, np.float64, classes=classes, known=known)
+            self._fitted_at(t1, t2)
+            _check_size(X)
+            weight = self._weighted_by_class(labels, weight)
+        except Exception:
+            self.__dict__ = before
+            raise
+        X, theta, precision = self._beginning(X)
+        centre = None
+        if not first:
+            theta = centre = np.vstack((self.coef_.T, self.intercept_))[: len(theta)]
+            precision = self._precision
+        self._descend(X, labels, weight, theta, precision, centre, self._steps() if first else [])
+        return self
+
+    def _check_settings(self) -> tuple[float, float]:
+        check_positive(self.C, "C")
+        check_count(self.max_iter, "max_iter")
+        check_number(self.tol, "tol", 0)
+        if not isinstance(self.fit_intercept, (bool, np.bool_)):
+            raise TypeError(f"fit_intercept must be True or False, got {self.fit_intercept!r}")
+        return check_temperatures(self.t1, self.t2)
+
+    def _steps(self) -> list[float]:
+        """Fractions of the way from (1, 1) to the temperatures at which a fit stops, before the whole way."""
+        # Each step renews the preconditioner: hence two steps, not one, and the last again until it converges.
+        return [0.0] if self.t1 == self.t2 >= 1 else [0.0, 0.25, 0.5, 0.75]
+
+    def _beginning(self, X: Any) -> tuple[Any, Array, Array]:
+        """X with a column of ones for the intercept, coefficients of 0, and the factors of their squares."""
+        precision = np.full((X.shape[1], 1), 1 / self.C)
         if self.fit_intercept:
             column = np.ones((X.shape[0], 1))
             X = sparse.hstack((X, column), format="csr") if sparse.issparse(X) else np.hstack((X, column))
-            penalty = np.append(penalty, [[0.0]], axis=0)
-        theta = np.zeros((X.shape[1], 1 if classes == 2 else classes))
-        if warm:
-            theta = np.vstack((self.coef_.T, self.intercept_))[: len(theta)]
-        convex = t1 == t2 >= 1
-        # Each step renews the preconditioner: hence two steps, not one, and the last again until it converges.
-        steps = [] if warm else [0.0] if convex else [0.0, 0.25, 0.5, 0.75]
-        n_iter = 0
+            precision = np.append(precision, [[0.0]], axis=0)
+        return X, np.zeros((X.shape[1], 1 if len(self.classes_) == 2 else len(self.classes_))), precision
+
+    def _descend(
+        self,
+        X: Any,
+        labels: Array,
+        weight: Array,
+        theta: Array,
+        precision: Array,
+        centre: Array | None,
+        steps: list[float],
+    ) -> Array:
+        """Minimise sum_i w_i loss_i + sum(precision * (theta - centre)^2) / 2 from `theta`; set and return theta.
+
+        `steps` are fractions of the way from (1, 1) to the temperatures, before the whole way.
+        """
+        t1, t2 = self.t1_, self.t2_
+        # The mean loss, as in LogisticRegression: the meaning of `tol` does not depend on the number of examples.
+        of_examples, largest = weight, weight.max()
+        weight = weight / largest  # first, since the sum of large weights overflows
+        penalty = precision / weight.sum() / largest
+        weight = weight / weight.sum()
+        n_iter, start = 0, t1 if t1 == t2 >= 1 else 1.0
         for step in chain(steps, repeat(1.0)):
-            start = t1 if convex else 1.0
             temperatures = (1 - step) * start + step * t1, (1 - step) * start + step * t2
-            objective = _Objective(X, labels, weight, *temperatures, theta=theta, penalty=penalty, rescale=self.rescale)
+            objective = _Objective(
+                X, labels, weight, *temperatures, theta=theta, penalty=penalty, centre=centre, rescale=self.rescale
+            )
             left = max(1, self.max_iter - n_iter)
             result = minimize(
                 objective,
@@ -175,13 +245,23 @@ class BiTemperedLogisticRegression(TemperedClassifier):
                 f" gradient of {slope:.1e} for tol = {self.tol:g} ({result.message}): raise max_iter or tol, scale the"
                 " features, or choose temperatures nearer to 1",
                 ConvergenceWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
+        features = self.n_features_in_
         self.coef_ = theta[:features].T.copy()
         self.intercept_ = theta[features] if self.fit_intercept else np.zeros(theta.shape[1])
         self.n_iter_ = np.array([n_iter])
-        self._warn_unless_learnt(X @ theta, labels, weight, _ADVICE)
-        return self
+        whole = _Objective(X, labels, of_examples, *temperatures, theta=theta, penalty=precision, rescale=self.rescale)
+        with np.errstate(over="ignore"):
+            self._precision = np.minimum(precision + whole.diagonal(), 1e150)  # whose products are finite
+        return theta
+
+    def _weighted_by_class(self, labels: Array, weight: Array) -> Array:
+        if self.class_weight is None:
+            return weight
+        weight = weight * self._class_weights(labels, weight)[labels]
+        check_weights(weight, "sample_weight times class_weight")
+        return weight
 
     def _class_weights(self, labels: Array, weight: Array) -> Array:
         empty = self.classes_[np.bincount(labels, minlength=len(self.classes_)) == 0].tolist()
@@ -230,15 +310,26 @@ xp = namespace(np, iterate=_until_settled)
 
 
 class _Objective:
-    """The penalised mean loss at `theta + P z` and its gradient, as functions of z.
+    """The mean loss at `theta + P z`, with a penalty for leaving `centre`, and its gradient, as functions of z.
 
     Classes come first here, (K, n): sums over them are then sums of long rows, which NumPy is fastest at.
     """
 
     def __init__(
-        self, X: Any, labels: Array, weight: Array, t1: float, t2: float, *, theta: Array, penalty: Array, rescale: bool
+        self,
+        X: Any,
+        labels: Array,
+        weight: Array,
+        t1: float,
+        t2: float,
+        *,
+        theta: Array,
+        penalty: Array,
+        centre: Array | None = None,
+        rescale: bool,
     ) -> None:
         self.X, self.weight, self.penalty, self.theta, self.t1, self.t2 = X, weight, penalty, theta, t1, t2
+        self.centre = np.zeros_like(theta) if centre is None else centre
         self.classes = max(theta.shape[1], 2)
         self.inner, self.outer = factors(rescale, self.classes, t1, t2)
         logits = np.empty((self.classes, len(labels)))
@@ -248,29 +339,31 @@ class _Objective:
         # The size of a gradient at equal probabilities relative to cross-entropy's (and above 0), so that `tol` means
         # the same at any temperatures.
         self.scale = 1.0 if rescale else math.exp(-min((t2 - t1) * math.log(self.classes), 300))
-        self.P = self._preconditioner()
 
     def parameters(self, z: Array) -> Array:
-        return self.theta + self._centred(self._apply(self.P, z))
+        return self.theta + self._centred(self._apply(z))
 
     def __call__(self, z: Array) -> tuple[float, Array]:
         theta = self.parameters(z)
         with np.errstate(all="ignore"):
             losses, gradient = self._losses(self._logits(theta))
         gradient = gradient[-theta.shape[1] :] * self.weight
-        value = self.weight @ losses + 0.5 * np.sum(self.penalty * theta**2)
-        by_theta = self._centred(self.X.T @ gradient.T + self.penalty * theta)
-        return value / self.scale, self._apply(self.P.swapaxes(1, 2), by_theta).ravel() / self.scale
+        moved = theta - self.centre
+        value = self.weight @ losses + 0.5 * np.sum(self.penalty * moved**2)
+        by_theta = self._centred(self.X.T @ gradient.T + self.penalty * moved)
+        return value / self.scale, self._apply(by_theta, transposed=True).ravel() / self.scale
 
     def _centred(self, theta: Array) -> Array:
-        # A component shared by all classes changes no probability, and is 0 at the minimum: spare L-BFGS finding that.
-        return theta if theta.shape[1] == 1 else theta - theta.mean(axis=1, keepdims=True)
+        # A component shared by all classes changes no probability. If all have the same penalty it is 0 at the minimum:
+        # spare L-BFGS finding that.
+        return theta if self.penalty.shape[1] == theta.shape[1] else theta - theta.mean(axis=1, keepdims=True)
 
-    def _apply(self, P: Array, z: Array) -> Array:
+    def _apply(self, z: Array, *, transposed: bool = False) -> Array:
         """P (G, features, features) times z (features, K): the K columns are in G groups, each with its own P."""
         features, columns = self.theta.shape
-        if len(P) == 0:
-            return z.reshape(features, columns)
+        if self.P.ndim == 2:  # the diagonals of K matrices
+            return self.P * z.reshape(features, columns)
+        P = self.P.swapaxes(1, 2) if transposed else self.P
         groups = z.reshape(features, len(P), -1).swapaxes(0, 1)
         return (P @ groups).swapaxes(0, 1).reshape(features, columns)
 
@@ -286,32 +379,46 @@ class _Objective:
         gradient = core.gradient(self.y, self.last, self.t1, self.t2, axis=0, xp=xp)
         return self.outer * losses, self.inner * self.outer * gradient
 
-    def _preconditioner(self) -> Array:
-        """Return P such that the Hessian in z is near the identity: this takes several times fewer iterations.
+    @cached_property
+    def P(self) -> Array:
+        """A preconditioner, such that the Hessian in z is near the identity: this takes several times fewer iterations.
 
         P P^T is the inverse of X^T diag(h) X + penalty, with h the Gauss-Newton curvature of each example's loss at
         `theta`. Each class has its own, (K, features, features), unless so many matrices would cost more than they
-        save: then all share a mean, (1, features, features). Above 2,000 features there is none, (0, 0, 0).
+        save: then all share a mean, (1, features, features). Above 2,000 features only the diagonals, (features, K).
         """
         features, columns = self.theta.shape
-        if features > 2000:
-            return np.empty((0, 0, 0))
         # Below t = 1 the curvature vanishes outside the support, which moves: use that of t = 1 instead.
-        t1, t2 = max(self.t1, 1.0), max(self.t2, 1.0)
+        h = self._curvature(max(self.t1, 1.0), max(self.t2, 1.0))
+        if features > 2000:
+            diagonal = self._diagonal(h) + self.penalty
+            return 1 / np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+        h = h if columns * features**2 <= 250_000 else np.mean(h, axis=0, keepdims=True)
+        return np.stack([self._inverse_root(each) for each in h])
 
+    def diagonal(self) -> Array:
+        """The diagonals of X^T diag(weight * h) X, (features, K), with h the curvature at `theta`."""
+        t1, t2 = (self.t1, self.t2) if self.t2 >= 1 else (max(self.t1, 1.0), 1.0)
+        return self._diagonal(self._curvature(t1, t2))
+
+    def _curvature(self, t1: float, t2: float) -> Array:
         def curvature(a: Array) -> Array:
             with np.errstate(all="ignore"):
-                each = core.curvature(core.solved(a, t2, axis=0, xp=xp), t1, t2, axis=0, xp=xp)[-columns:]
-                each *= self.inner**2 * self.outer
-            return each if columns * features**2 <= 250_000 else np.mean(each, axis=0, keepdims=True)
+                each = core.curvature(core.solved(a, t2, axis=0, xp=xp), t1, t2, axis=0, xp=xp)
+            return self.inner**2 * self.outer * each[-self.theta.shape[1] :]
 
         at_theta, at_equal = curvature(self._logits(self.theta)), curvature(np.zeros((self.classes, 1)))
-        return np.stack([self._inverse_root(h) for h in np.maximum(at_theta, 1e-3 * at_equal)])
+        return np.maximum(at_theta, 1e-3 * at_equal)
+
+    def _diagonal(self, h: Array) -> Array:
+        X = self.X
+        squares = sparse.csr_array((X.data**2, X.indices, X.indptr), X.shape) if sparse.issparse(X) else X**2
+        return squares.T @ (self.weight * h).T
 
     def _inverse_root(self, h: Array) -> Array:
         hessian = self.X.T @ (sparse.diags_array(self.weight * h) @ self.X)
         hessian = hessian.toarray() if sparse.issparse(hessian) else hessian
-        diagonal = hessian.diagonal() + self.penalty[:, 0]
+        diagonal = hessian.diagonal() + self.penalty.mean(axis=1)
         # A ridge for repeated features, and for those that are always 0.
         np.fill_diagonal(hessian, np.where(diagonal > 0, diagonal * (1 + 1e-8), 1.0))
         return solve_triangular(cholesky(hessian), np.eye(len(hessian)))

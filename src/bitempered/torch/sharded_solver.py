@@ -40,7 +40,7 @@ def rounds(t: float, eps: float) -> int:
         return 0
     if eps < 1e-10:
         return 9 if t < 1 else 7
-    return 5 if t < 1 else 4
+    return 4 if 1 < t <= 1.5 else 5
 
 
 def bracketed_normalizer(log_masses: LogMasses, zero: Tensor, t: float, *, classes: int, count: int) -> Tensor:
