@@ -151,7 +151,8 @@ def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "post
     All are 1 if another class is certain. The last two rank as cleanlab's normalised margin and self-confidence do.
     The posterior knows which mistakes are common: T_ky is the probability that class k gets the label y, so by Bayes'
     rule q is the distribution of the class given the row and its label. T is the mean of the estimated confusion,
-    C_ky / sum_j C_kj, and of a rate r = (n noise_rate + 1) / (n + 2) of wrong labels, spread evenly over all others.
+    C_ky / sum_j C_kj, and of a rate r = (n noise_rate + 1) / (n + 2) of wrong labels, spread evenly over all others; or
+    the latter alone for a class that no row seems to belong to.
     With e = r / (1 - r) / (K - 1), the posterior is 1/2 where the label ties with one other class, as the margin is, if
     mistakes are spread evenly; confidence then ranks as well as any score can, if p is exact. For every score, the
     suggested class has the largest p; the label wins ties.
@@ -295,7 +296,8 @@ def _check(labels: ArrayLike, probs: Array) -> Array:
     for epoch in probs if probs.ndim == 3 else probs[None]:
         for rows in _chunks(n, classes):
             part = epoch[rows]
-            total = part.sum(axis=1, dtype=np.promote_types(part.dtype, np.float32))
+            with np.errstate(invalid="ignore"):  # the sum of both infinities
+                total = part.sum(axis=1, dtype=np.promote_types(part.dtype, np.float32))
             # NaN fails every comparison.
             good = (abs(total - 1) <= tolerance) & (part.min(axis=1) >= -tolerance)
             for row in np.flatnonzero(~good)[:1]:
@@ -369,9 +371,11 @@ def _likelihood(confusion: Array, rate: float) -> Array:
     classes = len(confusion)
     evenly = rate / (classes - 1)
     of_class = confusion.sum(axis=1)
-    of_class[of_class == 0] = 1  # no row seems to belong to it
+    empty = of_class == 0
+    of_class[empty] = 1
     likelihood = np.array(confusion.T, np.float32, order="C")
     likelihood /= of_class
     likelihood += evenly
     likelihood[np.diag_indices(classes)] += 1 - rate - evenly
+    likelihood[:, empty] *= 2  # the other classes have two summands
     return likelihood
