@@ -145,7 +145,9 @@ class _Search:
                 self.fail_dead_trials()
                 known = self.study.get_trials(deepcopy=False, states=self.begun)
                 if len(known) < self.trials:
-                    return self.start(len(known))
+                    # A trial that failed leaves its place, with its seed, to the next.
+                    taken = {trial.user_attrs.get("place", trial.number) for trial in known}
+                    return self.start(next(place for place in range(self.trials) if place not in taken))
                 if all(trial.state in self.done for trial in known):
                     return None
             time.sleep(LOOK_SECONDS)
@@ -158,7 +160,14 @@ class _Search:
                 self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL, skip_if_finished=True)
 
     def start(self, place: int) -> Any:
-        """Ask for a trial; all its settings are drawn at once, so that others see them when they ask."""
+        """Ask for the trial at a place; all its settings are drawn at once, so that others see them when they ask."""
+        # If a process was killed before it asked, its trial is still waiting, and is taken first.
+        waiting = self.study.get_trials(deepcopy=False, states=(self.optuna.trial.TrialState.WAITING,))
+        if waiting:
+            place = waiting[0].user_attrs.get("place", place)
+        else:
+            settings = self.first[place] if place < len(self.first) else {}
+            self.study.enqueue_trial(settings, user_attrs={"place": place})
         # A seed for each place: processes that share a study do not draw the same, nor does one that goes on with it.
         seed = (self.seed * 1_000_003 + place) % 2**32
         with warnings.catch_warnings():
@@ -167,8 +176,6 @@ class _Search:
             self.study.sampler = self.optuna.samplers.TPESampler(
                 seed=seed, multivariate=True, group=True, constant_liar=True
             )
-        if place < len(self.first):
-            self.study.enqueue_trial(self.first[place])
         trial = self.study.ask()
         trial.set_user_attr("seen", time.time())
         _suggest(trial, self.ranges)

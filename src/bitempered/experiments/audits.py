@@ -90,7 +90,11 @@ def run(
         )
     folds = int(min(FOLDS, counts.min()))
     network: Any = classifier(len(rows.labels))
-    estimator = network if rows.images is not None else make_pipeline(StandardScaler(), network)
+    estimator, features = network, rows.features
+    if rows.images is None:
+        estimator = make_pipeline(StandardScaler(), network)
+        # By powers of two, which is exact: the square of a huge value would overflow, that of a tiny one vanish.
+        features = np.ldexp(features, -np.frexp(np.abs(features).max(axis=0))[1])
 
     def tell(done: int, total: int) -> None:
         if progress is not None:
@@ -99,7 +103,7 @@ def run(
     cv = RepeatedStratifiedKFold(n_splits=folds, n_repeats=repeats, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the epochs are the length of the schedule
-        classes, given, probs = out_of_fold(estimator, rows.features, rows.labels, cv, tell)
+        classes, given, probs = out_of_fold(estimator, features, rows.labels, cv, tell)
     found = label_issues(given, probs, score=score)
     names = np.array(rows.classes)[classes]
     named = replace(found, labels=names[given], suggested=names[found.suggested], classes=names)
