@@ -250,6 +250,27 @@ def test_one_of_four_processes_is_killed(tmp_path):
     assert states == {"COMPLETE": 12, "FAIL": 1}
 
 
+def test_a_trial_that_fails_leaves_its_place_and_settings_to_the_next(tmp_path, monkeypatch):
+    """As if four processes had been killed; no trial is lost, none is made twice."""
+    first = [{"t1": 0.1}, {"t1": 0.2}, {"t1": 0.3}]
+    search = module._Search(
+        optuna, {"t1": (0.0, 1.0)}, 0, 6, [dict(one) for one in first], *module._stored(optuna, tmp_path / "study.db")
+    )
+    search.open("bitempered", False, {})
+    dead, *others = [search.ask() for _ in range(4)]
+    assert [dead.params, *(trial.params for trial in others[:2])] == first
+    monkeypatch.setattr(module, "GRACE_SECONDS", -1.0)  # all four count as dead
+    search.fail_dead_trials()
+    monkeypatch.undo()
+    # Killed after a trial was put in the queue, before it was asked for:
+    search.study.enqueue_trial(first[0], user_attrs={"place": 0})
+    again = [search.ask() for _ in range(6)]
+    assert [trial.params for trial in again[:3]] == first
+    assert [trial.user_attrs["place"] for trial in again] == list(range(6))
+    assert again[3].params == others[2].params  # the seed of its place
+    assert len({trial.params["t1"] for trial in again}) == 6
+
+
 def test_a_running_trial_shows_signs_of_life(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BEAT_SECONDS", 0.02)
     seen = []

@@ -97,8 +97,13 @@ class Audit:
         """Say in words how many labels seem wrong and whether classes are confused, and what follows from it."""
         n, wrong = len(self.labels), int(self.wrong.sum())
         notes = [
-            f"About {self.noise_rate:.1%} of the {n:,} labels seem to be wrong. {wrong:,} count as wrong here: they "
-            "have the highest scores, and another label is suggested. The model errs too, so some are right."
+            f"About {self.noise_rate:.1%} of the {n:,} labels seem to be wrong. "
+            + (
+                f"{wrong:,} {'counts' if wrong == 1 else 'count'} as wrong here: the highest scores, where another label "
+                "is suggested. The model errs too, so some of these may be right."
+                if wrong
+                else "None counts as wrong here."
+            )
         ]
         if self.noise_rate > 0.5:
             notes.append(
@@ -106,7 +111,7 @@ class Audit:
                 "order more than the numbers, and do not use the suggested labels unseen."
             )
         if pairs := self.systematic:
-            named = "; ".join(f"{share:.0%} of class {a} are labelled {b}" for a, b, share in pairs[:5])
+            named = "; ".join(f"{share:.0%} of class {_shown(a)} are labelled {_shown(b)}" for a, b, share in pairs[:5])
             rest = f"; and {len(pairs) - 5} more pairs" if len(pairs) > 5 else ""
             notes.append(
                 f"Classes are confused systematically: about {named}{rest}. Either these classes look alike, or "
@@ -121,7 +126,7 @@ class Audit:
         worst = self.order[:rows]
         head = ("row", "label", "suggested", "score")
         lines = [
-            (str(first + i), str(self.labels[i]), str(self.suggested[i]), f"{self.scores[i]:.3f}")
+            (str(first + i), _shown(self.labels[i]), _shown(self.suggested[i]), f"{self.scores[i]:.3f}")
             for i in map(int, worst)
         ]
         widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
@@ -306,6 +311,12 @@ def _check(labels: ArrayLike, probs: Array) -> Array:
                     f"{total[row]:g} in row {rows.start + row}; for logits, apply the model's softmax first"
                 )
     return given.astype(np.int64)
+
+
+def _shown(label: Any) -> str:
+    """Return a label in one short line, in which nothing moves the cursor."""
+    text = "".join(c if c.isprintable() else " " for c in str(label))
+    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def _shorten(values: Array) -> str:

@@ -22,7 +22,7 @@ from bitempered.experiments.report import Pages
 from bitempered.experiments.sources import DataError, as_text, read_csv, read_parquet, read_table
 from bitempered.sklearn import BiTemperedMLPClassifier
 
-__all__ = ["check_request", "classifier", "in_words", "pages", "read", "run", "worst"]
+__all__ = ["check_request", "classifier", "pages", "read", "run"]
 
 FOLDS = 5
 WIDTH = 256
@@ -121,20 +121,6 @@ def pages(audited: Audited, label_column: str) -> Pages:
     if is_table(audited.rows.name):
         files["cleaned.csv"] = cleaned_csv(audited, label_column)
     return files
-
-
-def in_words(audited: Audited) -> list[str]:
-    """Return what was found as text for a terminal, in which nothing from a file can move the cursor."""
-    return [printable(note) for note in audited.found.notes()]
-
-
-def worst(audited: Audited) -> str:
-    """Return the worst labels as lines for a terminal, with rows numbered from 1."""
-    return "\n".join(printable(line) for line in audited.found.table(10, first=1).splitlines())
-
-
-def printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def ranked_csv(found: Audit) -> bytes:
