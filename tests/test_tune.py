@@ -128,8 +128,28 @@ def test_a_study_of_something_else_is_refused(tmp_path):
     assert len(tune(bowl, trials=2, storage=storage, name="other").study.trials) == 2
 
 
+def test_every_name_of_a_sqlite_file_has_the_same_lock(tmp_path):
+    file = tmp_path / "study.db"
+    urls = [f"sqlite:///{file}", f"sqlite+pysqlite:///{file}", f"sqlite:///{file}?timeout=5"]
+    for number, name in enumerate([file, *urls], start=1):
+        assert len(tune(bowl, trials=number, storage=name).study.trials) == number
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["study.db", "study.db.lock"]
+
+
 BAD = {
-    "trials": ({"trials": 0}, ValueError, "trials must be at least 1, got 0"),
+    "trials": ({"trials": 0}, ValueError, "trials must be a whole number of at least 1, got 0"),
+    "half a trial": ({"trials": 2.5}, ValueError, "trials must be a whole number of at least 1, got 2.5"),
+    "endless": ({"space": {"t2": (1.0, math.inf)}}, ValueError, r"the range of t2 must be \(low, high\)"),
+    "finish before begin": (
+        {"fit": lambda schedule: 0, "first": [{"schedule": (0.3, 0.2)}]},
+        ValueError,
+        r"schedule = \(0.3, 0.2\) to begin with must be \(begin, finish\)",
+    ),
+    "late begin": (
+        {"fit": lambda schedule: 0, "first": [{"schedule": (0.6, 0.9)}]},
+        ValueError,
+        "begin in the first half of its range, 0 to 1, and last at most half of it",
+    ),
     "no range": (
         {"fit": lambda t1, depth: 0},
         ValueError,

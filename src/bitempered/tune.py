@@ -14,6 +14,7 @@ processes can share it: start the same program several times.
 import fcntl
 import inspect
 import json
+import math
 import threading
 import time
 import warnings
@@ -21,6 +22,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,8 +92,8 @@ def tune(
         progress: is called after each trial with the number of trials done, their total, and a text.
     """
     optuna = _optuna()
-    if trials < 1:
-        raise ValueError(f"trials must be at least 1, got {trials}")
+    if not isinstance(trials, Integral) or trials < 1:
+        raise ValueError(f"trials must be a whole number of at least 1, got {trials!r}")
     ranges, reports = _ranges(fit, space or {})
     begin_with = [_parameters(settings, ranges) for settings in first]
     search = _Search(optuna, ranges, seed, trials, begin_with, *_stored(optuna, storage))
@@ -251,10 +253,15 @@ def _stored(optuna: Any, storage: str | Path | None) -> tuple[Callable[[], Any] 
     url = str(storage) if "://" in str(storage) else f"sqlite:///{storage}"
     if url.startswith("postgresql"):
         return (lambda: optuna.storages.RDBStorage(url)), _lock_of_server(url)
-    if not url.startswith("sqlite:///"):
+    if not url.startswith("sqlite"):
+        return (lambda: optuna.storages.RDBStorage(url)), nullcontext
+    from sqlalchemy.engine import make_url
+
+    file = make_url(url).database
+    if file in (None, "", ":memory:"):
         return (lambda: optuna.storages.RDBStorage(url)), nullcontext
     # Optuna reads a trial's state and writes it in two steps, between which another process may write to SQLite.
-    path = Path(url.removeprefix("sqlite:///") + ".lock")
+    path = Path(f"{file}.lock")
 
     @contextmanager
     def lock() -> Iterator[None]:
@@ -315,7 +322,8 @@ def _checked(name: str, given: Any) -> Any:
             return given
     elif isinstance(given, tuple) and len(given) in (2, 3) and given[2:] in ((), ("log",)):
         low, high = given[:2]
-        if all(isinstance(one, int | float) for one in (low, high)) and low <= high and (len(given) < 3 or low > 0):
+        numbers = all(isinstance(one, int | float) and math.isfinite(one) for one in (low, high))
+        if numbers and low <= high and (len(given) < 3 or low > 0):
             return given
     raise ValueError(
         f'the range of {name} must be (low, high), (low, high, "log") with low > 0, or a list of choices; got {given!r}'
@@ -369,6 +377,12 @@ def _parameters(settings: Mapping[str, Any], ranges: dict[str, Any]) -> dict[str
     if "schedule" in settings:
         found["annealed"] = schedule is not None
     if schedule is not None:
+        low, high = ranges["schedule"][:2]
+        if not (low <= schedule[0] <= (low + high) / 2 and 0 <= schedule[1] - schedule[0] <= (high - low) / 2):
+            raise ValueError(
+                f"schedule = {schedule!r} to begin with must be (begin, finish), begin in the first half of its range, "
+                f"{low:g} to {high:g}, and last at most half of it"
+            )
         found |= {"begin": schedule[0], "length": schedule[1] - schedule[0]}
     return found
 
