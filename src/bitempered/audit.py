@@ -96,15 +96,13 @@ class Audit:
     def notes(self) -> list[str]:
         """Say in words how many labels seem wrong and whether classes are confused, and what follows from it."""
         n, wrong = len(self.labels), int(self.wrong.sum())
-        notes = [
-            f"About {self.noise_rate:.1%} of the {n:,} labels seem to be wrong. "
-            + (
+        count = "None counts as wrong here."
+        if wrong:
+            count = (
                 f"{wrong:,} {'counts' if wrong == 1 else 'count'} as wrong here: the highest scores, where another label "
                 "is suggested. The model errs too, so some of these may be right."
-                if wrong
-                else "None counts as wrong here."
             )
-        ]
+        notes = [f"About {self.noise_rate:.1%} of the {n:,} labels seem to be wrong. {count}"]
         if self.noise_rate > 0.5:
             notes.append(
                 "That is more than half. It is more likely that the model is too weak to judge these labels: trust the "

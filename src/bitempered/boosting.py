@@ -307,6 +307,7 @@ def _xgboost_classifier() -> Any:
     class XGBClassifier(base):
         __doc__ = base.__doc__
         eval_metric: Any
+        objective: Any
 
         def get_xgb_params(self) -> dict[str, Any]:
             # XGBoost would add the log-loss of its own softmax.
