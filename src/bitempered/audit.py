@@ -99,8 +99,8 @@ class Audit:
         count = "None counts as wrong here."
         if wrong:
             count = (
-                f"{wrong:,} {'counts' if wrong == 1 else 'count'} as wrong here: the highest scores, where another label "
-                "is suggested. The model errs too, so some of these may be right."
+                f"{wrong:,} {'counts' if wrong == 1 else 'count'} as wrong here: the highest scores, where another "
+                "label is suggested. The model errs too, so some of these may be right."
             )
         notes = [f"About {self.noise_rate:.1%} of the {n:,} labels seem to be wrong. {count}"]
         if self.noise_rate > 0.5:
