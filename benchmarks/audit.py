@@ -455,7 +455,7 @@ def report(rows: list[Row]) -> str:
         "epochs are of one training on all rows.\n\n"
         f"Made by benchmarks/audit.py (commit {commits}) with bitempered {last['bitempered']}, torch {last['torch']}, "
         f"scikit-learn {last['sklearn']} and cleanlab {last['cleanlab']} on {last['device']}, one thread, "
-        f"{last['date']}.\n"
+        f"{max(row['date'] for row in rows)}.\n"
     )
     return "\n".join(parts)
 
