@@ -21,6 +21,7 @@ gets a row for each contender and draw of the noise, and writes the page benchma
 import argparse
 import importlib.metadata
 import json
+import math
 import subprocess
 import sys
 import time
@@ -153,6 +154,14 @@ def networks(rows: int, seed: int) -> tuple[Any, Any]:
     network = audits.classifier(rows)
     network.set_params(random_state=seed, tol=0.0, n_iter_no_change=network.max_iter)
     return network, clone(network).set_params(t1=1.0, t2=1.0)
+
+
+def temperatures(rows: int, classes: int) -> Row:
+    """Where the temperatures of that network end, and the epochs at which they begin to move and arrive."""
+    network = audits.classifier(rows)
+    network.classes_ = np.arange(classes)
+    pairs = network._temperatures(steps=math.ceil(rows * (audits.FOLDS - 1) / audits.FOLDS / network.batch_size))
+    return {"numbers": list(pairs[-1]), "schedule": [pairs.count(pairs[0]) - 1, pairs.index(pairs[-1])]}
 
 
 def probabilities(model: Any, x: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
@@ -446,7 +455,7 @@ def report(rows: list[Row]) -> str:
         "epochs are of one training on all rows.\n\n"
         f"Made by benchmarks/audit.py (commit {commits}) with bitempered {last['bitempered']}, torch {last['torch']}, "
         f"scikit-learn {last['sklearn']} and cleanlab {last['cleanlab']} on {last['device']}, one thread, "
-        f"{last['date']}.\n"
+        f"{max(row['date'] for row in rows)}.\n"
     )
     return "\n".join(parts)
 
@@ -473,7 +482,8 @@ def main() -> None:
                 append_rows(ROWS, [run | memory(which, SHAPE) | made_on])
     elif arguments.part == "cifar100n":
         data = people(arguments.data_dir)
-        run = identity({"part": "cifar100n", "noise_model": "human", "noise": 0.4, "seed": 0}, fingerprint(*data))
+        setting = {"part": "cifar100n", "noise_model": "human", "noise": 0.4, "seed": 0} | temperatures(CIFAR_ROWS, 100)
+        run = identity(setting, fingerprint(*data))
         if lacks(run):
             images, clean, labels = data
             ranked = rank(patch_features(images), clean, labels, 0, constant=False)
@@ -481,11 +491,13 @@ def main() -> None:
     elif arguments.part != "report":
         audited, test = read(arguments.part, arguments.data_dir)
         data = fingerprint(*audited, *(test or ()))
+        schedule = temperatures(len(audited[1]), int(audited[1].max()) + 1)
         for seed in range(arguments.seeds):
             for model, rate in [(model, rate) for model in MODELS for rate in RATES]:
                 if arguments.part == "gaussian" and (model, rate) != ("symmetric", 0.4):
                     continue
-                run = identity({"part": arguments.part, "noise_model": model, "noise": rate, "seed": seed}, data)
+                setting = {"part": arguments.part, "noise_model": model, "noise": rate, "seed": seed}
+                run = identity(setting | schedule, data)
                 if lacks(run):
                     rows = draw(arguments.part, audited, test, run)
                     append_rows(ROWS, [run | row | made_on for row in rows])

@@ -47,7 +47,7 @@ def by_hand(labels, probs, score):
             for k in range(classes):
                 of_class = sum(confusion[k])
                 even = 1 - rate if k == y else rate / (classes - 1)
-                q.append(row[k] * ((confusion[k, y] / of_class if of_class else 0) + even) / 2)
+                q.append(row[k] * ((confusion[k, y] / of_class + even) / 2 if of_class else even))
             q = [value / sum(q) for value in q]
         margin = (1 - q[y] + max(q[k] for k in range(classes) if k != y)) / 2
         tie = rate / (1 - rate) / (classes - 1)
@@ -241,6 +241,7 @@ GOOD = np.full((3, 2), 0.5)
         ([0, 0, 0], np.ones((3, 1)), "at least 2 classes"),
         (np.zeros(0, int), np.ones((0, 2)), "at least 2 classes"),
         ([0, 1, 1], np.array([[0.5, 0.5], [0.5, np.nan], [1, 0]]), r"\(0.5, nan\) with sum nan in row 1"),
+        ([0, 1, 1], np.array([[np.inf, -np.inf], [1, 0], [1, 0]]), r"\(inf, -inf\) with sum nan in row 0"),
         ([0, 1, 1], np.array([[0.5, 0.5], [0.5, 0.5], [2.5, -1.5]]), r"\(2.5, -1.5\) with sum 1 in row 2"),
         ([0, 1, 1], np.array([[0.5, 0.5], [3.0, 1.0], [1, 0]]), r"sum 4 in row 1; for logits, apply the model's"),
         ([0, 1, 1], np.stack([GOOD, GOOD * 2]), "sum 2 in row 0"),

@@ -111,6 +111,34 @@ def test_images_are_pictures():
     assert page.tags.count("img") == len(page.loaded) == min(100, max(12, audited.found.wrong.sum()))
 
 
+def test_odd_names_and_huge_values(tmp_path):
+    """Nothing breaks a line on the terminal, long names are cut, and the square of a value may overflow."""
+    names, long = ["a\nb", "\x1b[31mred"], "x" * 5000
+    with (tmp_path / "odd.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([long, "", "y"])
+        writer.writerows([8 * (i % 2) + i / 100, 1e300 if i == 3 else i % 7 * 1e-300, names[i % 2]] for i in range(40))
+    done = invoke("audit", tmp_path / "odd.csv", "--label-column", "y", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    shown = lines[lines.index(next(line for line in lines if line.split() == ["row", "label", "suggested", "score"])) :]
+    assert [len(line) for line in shown[:11]] == [len(shown[0])] * 11
+    assert "\x1b" not in done.stdout
+    page = checked((tmp_path / "audit.html").read_text())
+    assert "1e+300" in page.text or "6e-300" in page.text
+    assert max(map(len, page.text[1:])) < 5000
+    assert rows_of(tmp_path / "cleaned.csv")[3]["y"] == names[1]
+
+
+def test_clean_labels_are_called_clean(tmp_path):
+    lines = "".join(f"{8 * (i % 2) + i / 100},{i % 2}\n" for i in range(40))
+    (tmp_path / "clean.csv").write_text("x,label\n" + lines)
+    done = invoke("audit", tmp_path / "clean.csv", "--out", tmp_path)
+    assert "About 0.0% of the 40 labels seem to be wrong. None counts as wrong here." in " ".join(done.stdout.split())
+    page = checked((tmp_path / "audit.html").read_text())
+    assert "None of them counts as wrong. Rows are numbered from 1, after the header." in page.text
+
+
 @pytest.mark.parametrize(("name", "published"), [("wine", load_wine), ("breast-cancer", load_breast_cancer)])
 def test_registered_tables_are_audited_as_tables(name, published, tmp_path):
     rows = audits.read(name)

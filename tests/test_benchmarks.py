@@ -228,7 +228,7 @@ def test_the_audit_page_is_rendered_from_its_rows(tmp_path, monkeypatch):
 
 
 def test_the_rows_bear_out_what_is_said_of_audit():
-    """Ahead of both rivals on every data set and kind of noise; only systematic noise is called so."""
+    """Ahead of both rivals but for one case, which docs/audit.md names; only systematic noise is called so."""
     script = load("audit")
     rows = read_rows(FOLDER / "audit.jsonl")
     rivals = (*script.CLEANLAB.values(), script.EPOCH_MARGINS)
@@ -241,7 +241,8 @@ def test_the_rows_bear_out_what_is_said_of_audit():
                 ours, *others = (
                     mean(script.pick(here, name, model, rate, key)) for name in ("audit, posterior", *rivals)
                 )
-                assert ours >= max(others), (part, model, rate, key)
+                behind = (part, model, rate, key) == ("digits", "symmetric", 0.2, "precision")
+                assert (ours < max(others)) == behind, (part, model, rate, key)
             named, right, true = (
                 script.pick(here, "audit, posterior", model, rate, key)
                 for key in ("pairs", "pairs_right", "true_pairs")

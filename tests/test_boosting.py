@@ -463,6 +463,17 @@ def test_classifiers_in_a_grid_search(library):
     assert found.best_estimator_.predict_proba(X).shape == (150, 3)
 
 
+@CLASSES
+def test_a_loaded_model_keeps_the_objective_that_it_was_given(y, classes, tmp_path):
+    """The file of XGBoost names an objective of its own, with another softmax."""
+    model = classifier("xgboost", 0.8, 1.4, classes).fit(X, y)
+    model.save_model(tmp_path / "model.json")
+    loaded = classifier("xgboost", 0.8, 1.4, classes)
+    loaded.load_model(tmp_path / "model.json")
+    np.testing.assert_array_equal(loaded.predict_proba(X), model.predict_proba(X))
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+
+
 def test_lightgbm_names_its_classes():
     names = np.array(["setosa", "versicolor", "virginica"])[Y]
     model = classifier("lightgbm", 0.8, 1.2, 3).fit(X, names)

@@ -128,8 +128,28 @@ def test_a_study_of_something_else_is_refused(tmp_path):
     assert len(tune(bowl, trials=2, storage=storage, name="other").study.trials) == 2
 
 
+def test_every_name_of_a_sqlite_file_has_the_same_lock(tmp_path):
+    file = tmp_path / "study.db"
+    urls = [f"sqlite:///{file}", f"sqlite+pysqlite:///{file}", f"sqlite:///{file}?timeout=5"]
+    for number, name in enumerate([file, *urls], start=1):
+        assert len(tune(bowl, trials=number, storage=name).study.trials) == number
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["study.db", "study.db.lock"]
+
+
 BAD = {
-    "trials": ({"trials": 0}, ValueError, "trials must be at least 1, got 0"),
+    "trials": ({"trials": 0}, ValueError, "trials must be a whole number of at least 1, got 0"),
+    "half a trial": ({"trials": 2.5}, ValueError, "trials must be a whole number of at least 1, got 2.5"),
+    "endless": ({"space": {"t2": (1.0, math.inf)}}, ValueError, r"the range of t2 must be \(low, high\)"),
+    "finish before begin": (
+        {"fit": lambda schedule: 0, "first": [{"schedule": (0.3, 0.2)}]},
+        ValueError,
+        r"schedule = \(0.3, 0.2\) to begin with must be \(begin, finish\)",
+    ),
+    "late begin": (
+        {"fit": lambda schedule: 0, "first": [{"schedule": (0.6, 0.9)}]},
+        ValueError,
+        "begin in the first half of its range, 0 to 1, and last at most half of it",
+    ),
     "no range": (
         {"fit": lambda t1, depth: 0},
         ValueError,
@@ -248,6 +268,27 @@ def test_one_of_four_processes_is_killed(tmp_path):
         assert process.returncode == 0
     states = Counter(trial.state.name for trial in load(tmp_path).trials)
     assert states == {"COMPLETE": 12, "FAIL": 1}
+
+
+def test_a_trial_that_fails_leaves_its_place_and_settings_to_the_next(tmp_path, monkeypatch):
+    """As if four processes had been killed; no trial is lost, none is made twice."""
+    first = [{"t1": 0.1}, {"t1": 0.2}, {"t1": 0.3}]
+    search = module._Search(
+        optuna, {"t1": (0.0, 1.0)}, 0, 6, [dict(one) for one in first], *module._stored(optuna, tmp_path / "study.db")
+    )
+    search.open("bitempered", False, {})
+    dead, *others = [search.ask() for _ in range(4)]
+    assert [dead.params, *(trial.params for trial in others[:2])] == first
+    monkeypatch.setattr(module, "GRACE_SECONDS", -1.0)  # all four count as dead
+    search.fail_dead_trials()
+    monkeypatch.undo()
+    # Killed after a trial was put in the queue, before it was asked for:
+    search.study.enqueue_trial(first[0], user_attrs={"place": 0})
+    again = [search.ask() for _ in range(6)]
+    assert [trial.params for trial in again[:3]] == first
+    assert [trial.user_attrs["place"] for trial in again] == list(range(6))
+    assert again[3].params == others[2].params  # the seed of its place
+    assert len({trial.params["t1"] for trial in again}) == 6
 
 
 def test_a_running_trial_shows_signs_of_life(tmp_path, monkeypatch):

@@ -96,17 +96,20 @@ class Audit:
     def notes(self) -> list[str]:
         """Say in words how many labels seem wrong and whether classes are confused, and what follows from it."""
         n, wrong = len(self.labels), int(self.wrong.sum())
-        notes = [
-            f"About {self.noise_rate:.1%} of the {n:,} labels seem to be wrong. {wrong:,} count as wrong here: they "
-            "have the highest scores, and another label is suggested. The model errs too, so some are right."
-        ]
+        count = "None counts as wrong here."
+        if wrong:
+            count = (
+                f"{wrong:,} {'counts' if wrong == 1 else 'count'} as wrong here: the highest scores, where another "
+                "label is suggested. The model errs too, so some of these may be right."
+            )
+        notes = [f"About {self.noise_rate:.1%} of the {n:,} labels seem to be wrong. {count}"]
         if self.noise_rate > 0.5:
             notes.append(
                 "That is more than half. It is more likely that the model is too weak to judge these labels: trust the "
                 "order more than the numbers, and do not use the suggested labels unseen."
             )
         if pairs := self.systematic:
-            named = "; ".join(f"{share:.0%} of class {a} are labelled {b}" for a, b, share in pairs[:5])
+            named = "; ".join(f"{share:.0%} of class {_shown(a)} are labelled {_shown(b)}" for a, b, share in pairs[:5])
             rest = f"; and {len(pairs) - 5} more pairs" if len(pairs) > 5 else ""
             notes.append(
                 f"Classes are confused systematically: about {named}{rest}. Either these classes look alike, or "
@@ -121,7 +124,7 @@ class Audit:
         worst = self.order[:rows]
         head = ("row", "label", "suggested", "score")
         lines = [
-            (str(first + i), str(self.labels[i]), str(self.suggested[i]), f"{self.scores[i]:.3f}")
+            (str(first + i), _shown(self.labels[i]), _shown(self.suggested[i]), f"{self.scores[i]:.3f}")
             for i in map(int, worst)
         ]
         widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
@@ -151,7 +154,8 @@ def label_issues(labels: ArrayLike, pred_probs: ArrayLike, *, score: str = "post
     All are 1 if another class is certain. The last two rank as cleanlab's normalised margin and self-confidence do.
     The posterior knows which mistakes are common: T_ky is the probability that class k gets the label y, so by Bayes'
     rule q is the distribution of the class given the row and its label. T is the mean of the estimated confusion,
-    C_ky / sum_j C_kj, and of a rate r = (n noise_rate + 1) / (n + 2) of wrong labels, spread evenly over all others.
+    C_ky / sum_j C_kj, and of a rate r = (n noise_rate + 1) / (n + 2) of wrong labels, spread evenly over all others; or
+    the latter alone for a class that no row seems to belong to.
     With e = r / (1 - r) / (K - 1), the posterior is 1/2 where the label ties with one other class, as the margin is, if
     mistakes are spread evenly; confidence then ranks as well as any score can, if p is exact. For every score, the
     suggested class has the largest p; the label wins ties.
@@ -295,7 +299,8 @@ def _check(labels: ArrayLike, probs: Array) -> Array:
     for epoch in probs if probs.ndim == 3 else probs[None]:
         for rows in _chunks(n, classes):
             part = epoch[rows]
-            total = part.sum(axis=1, dtype=np.promote_types(part.dtype, np.float32))
+            with np.errstate(invalid="ignore"):  # the sum of both infinities
+                total = part.sum(axis=1, dtype=np.promote_types(part.dtype, np.float32))
             # NaN fails every comparison.
             good = (abs(total - 1) <= tolerance) & (part.min(axis=1) >= -tolerance)
             for row in np.flatnonzero(~good)[:1]:
@@ -304,6 +309,12 @@ def _check(labels: ArrayLike, probs: Array) -> Array:
                     f"{total[row]:g} in row {rows.start + row}; for logits, apply the model's softmax first"
                 )
     return given.astype(np.int64)
+
+
+def _shown(label: Any) -> str:
+    """Return a label in one short line, in which nothing moves the cursor."""
+    text = "".join(c if c.isprintable() else " " for c in str(label))
+    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def _shorten(values: Array) -> str:
@@ -369,9 +380,11 @@ def _likelihood(confusion: Array, rate: float) -> Array:
     classes = len(confusion)
     evenly = rate / (classes - 1)
     of_class = confusion.sum(axis=1)
-    of_class[of_class == 0] = 1  # no row seems to belong to it
+    empty = of_class == 0
+    of_class[empty] = 1
     likelihood = np.array(confusion.T, np.float32, order="C")
     likelihood /= of_class
     likelihood += evenly
     likelihood[np.diag_indices(classes)] += 1 - rate - evenly
+    likelihood[:, empty] *= 2  # the other classes have two summands
     return likelihood

@@ -14,7 +14,8 @@ by num_class^(t2-1) first.
 
 `predict` returns classes and `predict_proba` the tempered softmax, so that `score` and GridSearchCV work. Without an
 `eval_metric` the evaluation sets are measured by our loss alone, and so is early stopping. To search temperatures, give
-GridSearchCV a list of objectives. With another objective they are the libraries' own classes.
+GridSearchCV a list of objectives. With another objective they are the libraries' own classes. XGBoost's `save_model`
+does not keep a custom objective: give it to the classifier that calls `load_model`, or use pickle.
 """
 
 import inspect
@@ -306,6 +307,7 @@ def _xgboost_classifier() -> Any:
     class XGBClassifier(base):
         __doc__ = base.__doc__
         eval_metric: Any
+        objective: Any
 
         def get_xgb_params(self) -> dict[str, Any]:
             # XGBoost would add the log-loss of its own softmax.
@@ -321,6 +323,13 @@ def _xgboost_classifier() -> Any:
                 return super().fit(*args, **kwargs)
             finally:
                 self.eval_metric = given
+
+        @wraps(base.load_model)
+        def load_model(self, *args: Any, **kwargs: Any) -> Any:
+            given = self.objective
+            super().load_model(*args, **kwargs)  # for a custom objective the file names one of XGBoost's
+            if isinstance(given, _Objective):
+                self.objective = given
 
         @wraps(base.predict_proba)
         def predict_proba(self, *args: Any, **kwargs: Any) -> Any:

@@ -490,9 +490,9 @@ def audit(
         pages = audits.pages(audited, column)
         report.write(out, pages)
 
-    for line in audits.in_words(audited):
+    for line in audited.found.notes():
         print(textwrap.fill(line, 100, subsequent_indent="  ", break_on_hyphens=False))
-    print(f"\n{audits.worst(audited)}\n\nWritten to {out}: {', '.join(pages)}")
+    print(f"\n{audited.found.table(10, first=1)}\n\nWritten to {out}: {', '.join(pages)}")
 
 
 @app.command()

@@ -14,6 +14,7 @@ processes can share it: start the same program several times.
 import fcntl
 import inspect
 import json
+import math
 import threading
 import time
 import warnings
@@ -21,6 +22,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,8 +92,8 @@ def tune(
         progress: is called after each trial with the number of trials done, their total, and a text.
     """
     optuna = _optuna()
-    if trials < 1:
-        raise ValueError(f"trials must be at least 1, got {trials}")
+    if not isinstance(trials, Integral) or trials < 1:
+        raise ValueError(f"trials must be a whole number of at least 1, got {trials!r}")
     ranges, reports = _ranges(fit, space or {})
     begin_with = [_parameters(settings, ranges) for settings in first]
     search = _Search(optuna, ranges, seed, trials, begin_with, *_stored(optuna, storage))
@@ -145,7 +147,9 @@ class _Search:
                 self.fail_dead_trials()
                 known = self.study.get_trials(deepcopy=False, states=self.begun)
                 if len(known) < self.trials:
-                    return self.start(len(known))
+                    # A trial that failed leaves its place, with its seed, to the next.
+                    taken = {trial.user_attrs.get("place", trial.number) for trial in known}
+                    return self.start(next(place for place in range(self.trials) if place not in taken))
                 if all(trial.state in self.done for trial in known):
                     return None
             time.sleep(LOOK_SECONDS)
@@ -158,7 +162,14 @@ class _Search:
                 self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL, skip_if_finished=True)
 
     def start(self, place: int) -> Any:
-        """Ask for a trial; all its settings are drawn at once, so that others see them when they ask."""
+        """Ask for the trial at a place; all its settings are drawn at once, so that others see them when they ask."""
+        # If a process was killed before it asked, its trial is still waiting, and is taken first.
+        waiting = self.study.get_trials(deepcopy=False, states=(self.optuna.trial.TrialState.WAITING,))
+        if waiting:
+            place = waiting[0].user_attrs.get("place", place)
+        else:
+            settings = self.first[place] if place < len(self.first) else {}
+            self.study.enqueue_trial(settings, user_attrs={"place": place})
         # A seed for each place: processes that share a study do not draw the same, nor does one that goes on with it.
         seed = (self.seed * 1_000_003 + place) % 2**32
         with warnings.catch_warnings():
@@ -167,8 +178,6 @@ class _Search:
             self.study.sampler = self.optuna.samplers.TPESampler(
                 seed=seed, multivariate=True, group=True, constant_liar=True
             )
-        if place < len(self.first):
-            self.study.enqueue_trial(self.first[place])
         trial = self.study.ask()
         trial.set_user_attr("seen", time.time())
         _suggest(trial, self.ranges)
@@ -244,10 +253,15 @@ def _stored(optuna: Any, storage: str | Path | None) -> tuple[Callable[[], Any] 
     url = str(storage) if "://" in str(storage) else f"sqlite:///{storage}"
     if url.startswith("postgresql"):
         return (lambda: optuna.storages.RDBStorage(url)), _lock_of_server(url)
-    if not url.startswith("sqlite:///"):
+    if not url.startswith("sqlite"):
+        return (lambda: optuna.storages.RDBStorage(url)), nullcontext
+    from sqlalchemy.engine import make_url
+
+    file = make_url(url).database
+    if file in (None, "", ":memory:"):
         return (lambda: optuna.storages.RDBStorage(url)), nullcontext
     # Optuna reads a trial's state and writes it in two steps, between which another process may write to SQLite.
-    path = Path(url.removeprefix("sqlite:///") + ".lock")
+    path = Path(f"{file}.lock")
 
     @contextmanager
     def lock() -> Iterator[None]:
@@ -308,7 +322,8 @@ def _checked(name: str, given: Any) -> Any:
             return given
     elif isinstance(given, tuple) and len(given) in (2, 3) and given[2:] in ((), ("log",)):
         low, high = given[:2]
-        if all(isinstance(one, int | float) for one in (low, high)) and low <= high and (len(given) < 3 or low > 0):
+        numbers = all(isinstance(one, int | float) and math.isfinite(one) for one in (low, high))
+        if numbers and low <= high and (len(given) < 3 or low > 0):
             return given
     raise ValueError(
         f'the range of {name} must be (low, high), (low, high, "log") with low > 0, or a list of choices; got {given!r}'
@@ -362,6 +377,12 @@ def _parameters(settings: Mapping[str, Any], ranges: dict[str, Any]) -> dict[str
     if "schedule" in settings:
         found["annealed"] = schedule is not None
     if schedule is not None:
+        low, high = ranges["schedule"][:2]
+        if not (low <= schedule[0] <= (low + high) / 2 and 0 <= schedule[1] - schedule[0] <= (high - low) / 2):
+            raise ValueError(
+                f"schedule = {schedule!r} to begin with must be (begin, finish), begin in the first half of its range, "
+                f"{low:g} to {high:g}, and last at most half of it"
+            )
         found |= {"begin": schedule[0], "length": schedule[1] - schedule[0]}
     return found
 

@@ -95,7 +95,7 @@ def page(audited: Audited) -> str:
 <p class="soft">{escape(audited.method)} A score of 1 means surely wrong.
 Check a few by eye before you believe the rest. Below: <a href="#confused">which classes are confused</a>.</p>
 <h2>The worst {len(shown)}</h2>
-<p class="soft">{legend(len(wrong), int(wrong.sum()), len(shown))}</p>
+<p class="soft">{legend(int(wrong.sum()), len(shown), rows.images is None)}</p>
 {cases}
 <h2 id="confused">Which classes are confused</h2>
 {confusion(found)}
@@ -104,15 +104,15 @@ Check a few by eye before you believe the rest. Below: <a href="#confused">which
 """
 
 
-def legend(labels: int, wrong: int, shown: int) -> str:
+def legend(wrong: int, shown: int, table: bool) -> str:
+    numbered = "Rows are numbered from 1" + (", after the header." if table else ".")
     if wrong > shown:
-        return f"{wrong:,} labels count as wrong; audit.csv lists them all. Rows are numbered from 1."
+        return f"{wrong:,} labels count as wrong; audit.csv lists them all. {numbered}"
     if wrong == shown:
-        return "All labels that count as wrong. Rows are numbered from 1."
-    return (
-        f"{wrong or 'None'} of them {'counts' if wrong == 1 else 'count'} as wrong, with the suggestion in colour. "
-        "Rows are numbered from 1."
-    )
+        return f"All labels that count as wrong. {numbered}"
+    if not wrong:
+        return f"None of them counts as wrong. {numbered}"
+    return f"{wrong} of them {'counts' if wrong == 1 else 'count'} as wrong, with the suggestion in colour. {numbered}"
 
 
 def verdict(found: Audit, row: int, wrong: bool) -> tuple[str, str]:

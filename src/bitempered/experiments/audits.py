@@ -22,7 +22,7 @@ from bitempered.experiments.report import Pages
 from bitempered.experiments.sources import DataError, as_text, read_csv, read_parquet, read_table
 from bitempered.sklearn import BiTemperedMLPClassifier
 
-__all__ = ["check_request", "classifier", "in_words", "pages", "read", "run", "worst"]
+__all__ = ["check_request", "classifier", "pages", "read", "run"]
 
 FOLDS = 5
 WIDTH = 256
@@ -90,7 +90,11 @@ def run(
         )
     folds = int(min(FOLDS, counts.min()))
     network: Any = classifier(len(rows.labels))
-    estimator = network if rows.images is not None else make_pipeline(StandardScaler(), network)
+    estimator, features = network, rows.features
+    if rows.images is None:
+        estimator = make_pipeline(StandardScaler(), network)
+        # By powers of two, which is exact: the square of a huge value would overflow, that of a tiny one vanish.
+        features = np.ldexp(features, -np.frexp(np.abs(features).max(axis=0))[1])
 
     def tell(done: int, total: int) -> None:
         if progress is not None:
@@ -99,7 +103,7 @@ def run(
     cv = RepeatedStratifiedKFold(n_splits=folds, n_repeats=repeats, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the epochs are the length of the schedule
-        classes, given, probs = out_of_fold(estimator, rows.features, rows.labels, cv, tell)
+        classes, given, probs = out_of_fold(estimator, features, rows.labels, cv, tell)
     found = label_issues(given, probs, score=score)
     names = np.array(rows.classes)[classes]
     named = replace(found, labels=names[given], suggested=names[found.suggested], classes=names)
@@ -117,20 +121,6 @@ def pages(audited: Audited, label_column: str) -> Pages:
     if is_table(audited.rows.name):
         files["cleaned.csv"] = cleaned_csv(audited, label_column)
     return files
-
-
-def in_words(audited: Audited) -> list[str]:
-    """Return what was found as text for a terminal, in which nothing from a file can move the cursor."""
-    return [printable(note) for note in audited.found.notes()]
-
-
-def worst(audited: Audited) -> str:
-    """Return the worst labels as lines for a terminal, with rows numbered from 1."""
-    return "\n".join(printable(line) for line in audited.found.table(10, first=1).splitlines())
-
-
-def printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def ranked_csv(found: Audit) -> bytes:

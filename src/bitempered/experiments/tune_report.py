@@ -87,6 +87,9 @@ def contour_figure(trials: list[Row]) -> Figure:
         dots = axes.scatter(xs, ys, c=score, cmap="viridis", edgecolors="white", linewidths=0.5, s=18)
         best = int(score.argmax())
         axes.plot(xs[best], ys[best], "rx", markersize=10)
+        axes.use_sticky_edges = False
+        axes.margins(0.04)  # dots on the edge are whole
+        axes.locator_params(nbins=6)
         axes.set_xlabel(labelled(x))
         axes.set_ylabel(labelled(y))
     canvas.colorbar(dots, ax=panels, label="validation accuracy")

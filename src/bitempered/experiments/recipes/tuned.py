@@ -166,11 +166,17 @@ def trials_in_words(tried: list[Row]) -> str:
     return f"Both searches had {trials} trials, of {networks_each} networks each, with other seeds than the results."
 
 
+def starts_in_words(tried: list[Row]) -> str:
+    """Say with which temperatures the bi-tempered searches began: old rows have the default of their time."""
+    pairs = sorted({(row["t1"], row["t2"]) for row in tried if row["trial"] == 0 and "t1" in row})
+    return " or ".join(f"({t1:g}, {t2:g})" for t1, t2 in pairs) + ("" if len(pairs) == 1 else ", as it was then")
+
+
 def markdown(rows: list[Row], tried: list[Row]) -> str:
     clean = " or ".join(str(n) for n in sorted({row["clean_rows"] for row in rows if value(row, "clean_rows")}))
-    rate = next(row["learning_rate"] for row in rows if contender(row) == CONTENDERS[1])
-    defaults = dict.fromkeys((row["dataset"], Loss.of(row).text) for row in rows if contender(row) == CONTENDERS[1])
-    recipes = ", ".join(f"{loss} for {data}" for data, loss in defaults)
+    defaults = [row for row in rows if contender(row) == CONTENDERS[1]]
+    rate = defaults[0]["learning_rate"]
+    ends = " or ".join(sorted({"({:g}, {:g})".format(*row["numbers"]) for row in defaults}))
     chosen = [
         [
             row["dataset"], f"{row['noise']:.0%}", scored_on(value(row, "clean_rows")),
@@ -184,10 +190,10 @@ def markdown(rows: list[Row], tried: list[Row]) -> str:
 {grid(HEAD, lines(rows, deviations=True), ["---", "---:", "---", *["---:"] * 3])}
 
 ± is the sample standard deviation. {trials_in_words(tried)}
-They began with the same rates and decays, the bi-tempered loss with its default temperatures. A trial's score is the
-accuracy on validation labels at the last and the best epoch together. These are as noisy as the training labels, or
-{clean} clean rows; the chosen epoch is the best on the same labels. The default recipe, which was {recipes} when
-these rows were made, is not searched: it trains at Adam's rate of {rate:g}, without decay or smoothing.
+They began with the same rates and decays, the bi-tempered loss with its default, {starts_in_words(tried)}.
+A trial's score is the accuracy on validation labels at the last and the best epoch together. These are as noisy as the
+training labels, or {clean} clean rows; the chosen epoch is the best on the same labels. The default recipe is not
+searched: it ends at {ends}, and trains at Adam's rate of {rate:g}, without decay or smoothing.
 The rates and decays to begin with were chosen after a look at digits with 40% noise, test rows included.
 {training_in_words(rows)}{missing_in_words(rows)}
 
@@ -195,5 +201,5 @@ What the searches chose:
 
 {grid(["data", "noise", "scored on", "loss", "rate", "decay"], chosen, ["---", "---:", "---", "---", "---:", "---:"])}
 
-{made_by(rows[0])}.
+{". ".join(dict.fromkeys(made_by(row) for row in rows))}.
 """
