@@ -10,7 +10,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined, so befor
 
 from bitempered import kernels
 from bitempered.kernels.triton import scaling
-from bitempered.torch import bi_tempered_logistic_loss, linear, linear_bi_tempered_logistic_loss
+from bitempered.torch import bi_tempered_logistic_loss, device_linear, linear_bi_tempered_logistic_loss
 
 # The interpreter computes with NumPy, which warns of the infinities that the kernels select away.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
@@ -19,14 +19,23 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
 @pytest.fixture
 def few(monkeypatch):
     """Chunks of at most 3 rows, or of 128 classes."""
-    monkeypatch.setattr(linear, "_rows_per_chunk", lambda *_: 3)
-    monkeypatch.setattr(linear, "_classes_per_chunk", lambda *_: 128)
+    monkeypatch.setattr(device_linear, "rows_per_chunk", lambda *_: 3)
+    monkeypatch.setattr(device_linear, "block_size", lambda *_: 128)
 
 
-def make_layer(classes, bias=True):
+@pytest.fixture(params=[False, True])
+def keep(monkeypatch, request):
+    """Whether the logits of as many rows as there are features are kept, or of none."""
+    monkeypatch.setattr(device_linear, "KEEP_ROWS", request.param)
+    monkeypatch.setattr(device_linear, "_LEAST_CLASSES", 0)
+    return request.param
+
+
+def make_layer(classes, bias=True, features=3):
     """Rows of every kind: the first confident, rightly and wrongly, the last two ignored and of a class of weight 0."""
     generator = torch.Generator().manual_seed(classes)
-    hidden, weight = torch.randn(8, 3, generator=generator), 2 * torch.randn(classes, 3, generator=generator)
+    hidden = torch.randn(8, features, generator=generator)
+    weight = 2 * torch.randn(classes, features, generator=generator)
     hidden[:2] *= 30
     layer = [hidden, weight] + [torch.randn(classes, generator=generator)] * bias
     target = torch.arange(8) * (classes - 1) // 7  # in every chunk
@@ -58,7 +67,7 @@ def check_layer(got, want):
         assert (gradient - exactly).norm() <= 1e-5 * exactly.norm()
 
 
-@pytest.mark.usefixtures("by_triton", "chunks", "few")
+@pytest.mark.usefixtures("by_triton", "chunks", "few", "keep")
 @pytest.mark.parametrize(
     ("t1", "t2", "reduction", "bias"),
     [
@@ -83,7 +92,7 @@ def test_linear_layer(t1, t2, reduction, bias):
     assert all(x.eq(0).all() for x in gradients)
 
 
-@pytest.mark.usefixtures("by_triton", "few")
+@pytest.mark.usefixtures("by_triton", "few", "keep")
 def test_linear_layer_that_needs_only_some_gradients():
     layer, target, _ = make_layer(20)
     loss, gradients = exact_layer(layer, target, 0.8, 1.2)
@@ -95,7 +104,7 @@ def test_linear_layer_that_needs_only_some_gradients():
     check_layer(run_layer([layer[0], columns, layer[2]], target, 0.8, 1.2), (loss, gradients))
 
 
-@pytest.mark.usefixtures("by_triton", "few")
+@pytest.mark.usefixtures("by_triton", "few", "keep")
 def test_linear_layer_shared_weight_and_backward_again(monkeypatch):
     monkeypatch.setattr(scaling, "_SMALL_GRADIENT", 0)  # backward by its kernel, too
     (_, weight), target, _ = make_layer(20, bias=False)
@@ -129,7 +138,7 @@ def test_a_logit_computed_again_may_be_its_neighbour(monkeypatch, t1, t2, to):
     logits[5] = 9984.0  # where neighbours are 64 away
     target = torch.tensor([7, 3, 5, 5, 9, 299, 128, 255])
     layer = [torch.eye(8).bfloat16(), logits.t().bfloat16()]
-    linear_layer, changed = linear._linear, []
+    linear_layer, changed = device_linear._linear, []
 
     def neighbours(hidden, weight, bias, buffer):
         out = linear_layer(hidden, weight, bias, buffer)
@@ -139,7 +148,7 @@ def test_a_logit_computed_again_may_be_its_neighbour(monkeypatch, t1, t2, to):
             out.copy_(moved)
         return out
 
-    monkeypatch.setattr(linear, "_linear", neighbours)
+    monkeypatch.setattr(device_linear, "_linear", neighbours)
     _, (_, by_weight) = run_layer(layer, target, t1, t2, reduction="sum")
     _, (_, want) = exact_layer(layer, target, t1, t2, reduction="sum")
     assert changed == [True, True, True]
