@@ -173,7 +173,7 @@ def _sum_products(blocks: Tensor, weight: Tensor, divisor: int, out: Tensor) -> 
     total = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
     for i, (of_block, b) in enumerate(zip(blocks, weight.split(blocks.shape[2]), strict=True)):
         a, factors = of_block[:, : len(b)], {"beta": min(i, 1), "alpha": 1 / divisor}
-        if a.is_cpu:  # where kernels are only interpreted, and torch does not mix dtypes
+        if a.dtype == torch.float32 or a.is_cpu:  # on the CPU kernels are only interpreted, and torch mixes no dtypes
             torch.addmm(total, a.float(), b.float(), **factors, out=total)
         else:
             torch.addmm(total, a, b, **factors, out_dtype=torch.float32, out=total)
