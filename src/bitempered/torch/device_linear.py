@@ -21,8 +21,8 @@ from bitempered.torch.layer_inputs import Gradients, Inputs, LayerOptions, rows_
 
 KEEP_ROWS = False  # not timed yet: benchmarks/linear_variants.py compares both
 _LEAST_CLASSES = 8192  # of fewer, logits are not what takes memory
-# From 2.9 on, torch adds products of half precision in float32, on CUDA only.
-_SUMS_IN_FLOAT32 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
+# From 2.9 on torch adds products of half precision in float32, on NVIDIA's GPUs.
+_SUMS_IN_FLOAT32 = torch.version.hip is None and tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
 
 
 def device_chunks(
@@ -82,7 +82,7 @@ class _Call:
         (n, features), classes = hidden.shape, len(weight)
         if start == n:
             return
-        # While the gradient of the weight is not needed, a chunk may use as much memory.
+        # The gradient of the weight comes later: until then a chunk may use as much memory.
         most = features if memory is not None else rows_per_chunk(n, classes, features)
         step = _even(n - start, max(most, features if self.needs_weight else 0), 1)
         buffer = _matrix(hidden, step, classes, memory)
@@ -193,11 +193,14 @@ def _even(n: int, most: int, multiple: int) -> int:
 
 
 def block_size(rows: int, classes: int, features: int) -> int:
-    """The number of classes whose logits take less memory than the hidden layer, or than a sixteenth of the weight.
+    """The number of classes whose logits take as much memory as the hidden layer, or as a sixteenth of the weight.
 
-    A power of 2 or 1.5 times one. There are few, since a kernel is compiled for each, and they make even tiles of a
-    product: of 4,096 rows and 3,072 classes, 97 % of the places on 132 processors, of 3,840 classes 91 %.
+    If that is many, fewer: a power of 2 or 1.5 times one. Of these there are few, and a kernel is compiled for each.
+    They are even tiles of a product: of 4,096 rows and 3,072 classes, 97 % of the places on 132 processors, of 3,840
+    classes 91 %.
     """
-    limit = max(257, features, classes * features // (16 * rows))
+    limit = max(256, features, classes * features // (16 * rows))
+    if limit == max(256, features) <= 2048:
+        return limit
     power = 2 ** ((limit - 1).bit_length() - 1)
     return power * 3 // 2 if power * 3 // 2 < limit else power
