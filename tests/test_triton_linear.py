@@ -2,15 +2,19 @@
 
 import itertools
 import os
+import weakref
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined, so before the imports below
 
 from bitempered import kernels
+from bitempered.kernels.options import LossOptions
 from bitempered.kernels.triton import scaling
-from bitempered.torch import bi_tempered_logistic_loss, linear, linear_bi_tempered_logistic_loss
+from bitempered.torch import bi_tempered_logistic_loss, device_linear, linear_bi_tempered_logistic_loss
+from bitempered.torch.layer_inputs import Inputs, LayerOptions
 
 # The interpreter computes with NumPy, which warns of the infinities that the kernels select away.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
@@ -19,14 +23,23 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
 @pytest.fixture
 def few(monkeypatch):
     """Chunks of at most 3 rows, or of 128 classes."""
-    monkeypatch.setattr(linear, "_rows_per_chunk", lambda *_: 3)
-    monkeypatch.setattr(linear, "_classes_per_chunk", lambda *_: 128)
+    monkeypatch.setattr(device_linear, "rows_per_chunk", lambda *_: 3)
+    monkeypatch.setattr(device_linear, "block_size", lambda *_: 128)
 
 
-def make_layer(classes, bias=True):
+@pytest.fixture(params=[False, True])
+def keep(monkeypatch, request):
+    """Whether the logits of as many rows as there are features are kept, or of none."""
+    monkeypatch.setattr(device_linear, "KEEP_ROWS", request.param)
+    monkeypatch.setattr(device_linear, "_LEAST_CLASSES", 0)
+    return request.param
+
+
+def make_layer(classes, bias=True, features=3):
     """Rows of every kind: the first confident, rightly and wrongly, the last two ignored and of a class of weight 0."""
     generator = torch.Generator().manual_seed(classes)
-    hidden, weight = torch.randn(8, 3, generator=generator), 2 * torch.randn(classes, 3, generator=generator)
+    hidden = torch.randn(8, features, generator=generator)
+    weight = 2 * torch.randn(classes, features, generator=generator)
     hidden[:2] *= 30
     layer = [hidden, weight] + [torch.randn(classes, generator=generator)] * bias
     target = torch.arange(8) * (classes - 1) // 7  # in every chunk
@@ -58,7 +71,7 @@ def check_layer(got, want):
         assert (gradient - exactly).norm() <= 1e-5 * exactly.norm()
 
 
-@pytest.mark.usefixtures("by_triton", "chunks", "few")
+@pytest.mark.usefixtures("by_triton", "chunks", "few", "keep")
 @pytest.mark.parametrize(
     ("t1", "t2", "reduction", "bias"),
     [
@@ -83,7 +96,139 @@ def test_linear_layer(t1, t2, reduction, bias):
     assert all(x.eq(0).all() for x in gradients)
 
 
-@pytest.mark.usefixtures("by_triton", "few")
+@pytest.fixture
+def seen(monkeypatch):
+    """The shapes of the logits whose loss was computed: those in blocks have three axes."""
+    triton, shapes = device_linear.implementation("triton"), []
+
+    class Spy:
+        def __getattr__(self, name):
+            return getattr(triton, name)
+
+        def chunk_loss(self, logits, *arguments, **options):
+            shapes.append(tuple(logits.shape))
+            return triton.chunk_loss(logits, *arguments, **options)
+
+    monkeypatch.setattr(device_linear, "implementation", lambda _: Spy())
+    return shapes
+
+
+@pytest.mark.usefixtures("by_triton", "few", "keep")
+@pytest.mark.parametrize("keep", [True], indirect=True)
+@pytest.mark.parametrize(
+    ("features", "classes", "options"),
+    [
+        (5, 300, {"reduction": "mean", "rescale": True}),  # more rows than features: some are not kept
+        (8, 256, {"reduction": "none", "ignore_index": 3}),  # as many; blocks without a remainder
+        (11, 301, {"reduction": "sum"}),  # fewer; rows that are not multiples of a vector
+        (5, 100, {"reduction": "none"}),  # one block, wider than its classes
+    ],
+)
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_rows_kept_in_blocks_of_classes(features, classes, options, in_memory, seen):
+    layer, target, class_weight = make_layer(classes, features=features)
+    t1, t2, g = 0.8, 1.2, torch.rand(8, generator=torch.Generator().manual_seed(1))
+    if in_memory:
+        t1, t2 = torch.linspace(0.2, 1.0, 8), torch.linspace(1.0, 2.5, 8)
+    g = g if options["reduction"] == "none" else g[0]
+    options = {"class_weight": class_weight, "ignore_index": -100, **options}
+    target[6] = options["ignore_index"]
+    got = run_layer(layer, target, t1, t2, g, **options)
+    kept = min(8, features)  # a loss per row is computed twice, for "none" without gradients first
+    assert seen[-1 - (kept < 8) :] == [(8 - kept, classes)] * (kept < 8) + [(-(-classes // 128), kept, 128)]
+    check_layer(got, exact_layer(layer, target, t1, t2, g, **options))
+    weight_gradient = got[1][1]
+    assert weight_gradient.is_contiguous()
+    assert weight_gradient.untyped_storage().nbytes() < 4 * features * (classes + 128)  # less than a block more
+
+
+@pytest.mark.usefixtures("by_triton", "chunks", "few", "keep")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_in_half_precision(dtype):
+    layer, target, _ = make_layer(300, features=5)
+    layer = [x.to(dtype) for x in layer]
+    loss, gradients = run_layer(layer, target, 0.8, 1.2)
+    want, exactly = exact_layer(layer, target, 0.8, 1.2)
+    # Each is rounded: the logits, their gradient, and the product.
+    half_ulp = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(loss.double(), want, rtol=4 * half_ulp, atol=0)
+    for got, right in zip(gradients, exactly, strict=True):
+        assert got.dtype == dtype
+        assert (got - right).norm() <= 2 * half_ulp * right.norm()
+
+
+def test_a_sum_over_blocks_is_rounded_once():
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randn(40, 6, 16, generator=generator).bfloat16()
+    weight = torch.randn(40 * 16 - 5, 7, generator=generator).bfloat16()
+    out = torch.empty(6, 7, dtype=torch.bfloat16)
+    device_linear._sum_products(blocks, weight, 4, out)
+    want = sum(a[:, : len(b)].double() @ b.double() for a, b in zip(blocks, weight.split(16), strict=True)) / 4
+    assert ((out - want).abs() <= 1.01 * 2**-8 * want.abs()).all()  # half a unit, and little in float32
+
+
+class PeakMemory(TorchDispatchMode):
+    """The most bytes that storages made inside take at once. Works on the device "meta", where they take none."""
+
+    def __init__(self, *inputs):
+        super().__init__()
+        self.users, self.now, self.peak = {x.untyped_storage()._cdata: {0} for x in inputs}, 0, 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        made = function(*arguments, **(options or {}))
+        for x in made if isinstance(made, (tuple, list)) else [made]:
+            storage = x.untyped_storage()
+            key, size = storage._cdata, storage.nbytes()
+            if key not in self.users:
+                self.users[key] = set()
+                self.now += size
+                self.peak = max(self.peak, self.now)
+            if self.users[key] != {0} and id(x) not in self.users[key]:
+                self.users[key].add(id(x))
+                weakref.finalize(x, self.release, key, id(x), size)
+        return made
+
+    def release(self, key, user, size):
+        self.users[key].remove(user)
+        if not self.users[key]:
+            del self.users[key]
+            self.now -= size
+
+
+class WithoutKernels:
+    def chunk_loss(self, logits, target, *_, state, **options):
+        assert state is None or state.shape == (8, len(target))
+        return torch.empty((), device=logits.device)
+
+    def class_gradients_(self, logits, target, state, options, *, first):
+        assert state.shape == (8, len(target))
+        assert len(logits) == len(target)
+
+
+def peak_of_the_benchmark(monkeypatch):
+    monkeypatch.setattr(device_linear, "implementation", lambda _: WithoutKernels())
+    hidden = torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")
+    weight = torch.empty(128256, 4096, dtype=torch.bfloat16, device="meta")
+    target = torch.empty(8192, dtype=torch.int64, device="meta")
+    inputs = Inputs(hidden, weight, None, None, None, target)
+    options = LayerOptions(LossOptions(0.8, 1.2, 1), None, None)
+    with PeakMemory(hidden, weight, target) as memory:
+        _, gradients = device_linear.device_chunks(inputs, options, needs=(True, True, False, False, False))
+    assert [x.shape for x in gradients[:2]] == [hidden.shape, weight.shape]
+    return memory.peak
+
+
+@pytest.mark.usefixtures("keep")
+def test_peak_memory_is_below_that_of_liger(monkeypatch):
+    # 8,192 rows of 4,096 features and 128,256 classes in bfloat16, on an H200 (benchmarks/gpu.jsonl, 2026).
+    liger, chunks_of_4096 = 1_183_490_048, 1_185_155_584
+    assert peak_of_the_benchmark(monkeypatch) < liger
+    if not device_linear.KEEP_ROWS:  # the count is right: the same with chunks of 4,096 classes, as then measured
+        monkeypatch.setattr(device_linear, "block_size", lambda *_: 4096)
+        assert peak_of_the_benchmark(monkeypatch) == pytest.approx(chunks_of_4096, abs=2**16)
+
+
+@pytest.mark.usefixtures("by_triton", "few", "keep")
 def test_linear_layer_that_needs_only_some_gradients():
     layer, target, _ = make_layer(20)
     loss, gradients = exact_layer(layer, target, 0.8, 1.2)
@@ -95,7 +240,7 @@ def test_linear_layer_that_needs_only_some_gradients():
     check_layer(run_layer([layer[0], columns, layer[2]], target, 0.8, 1.2), (loss, gradients))
 
 
-@pytest.mark.usefixtures("by_triton", "few")
+@pytest.mark.usefixtures("by_triton", "few", "keep")
 def test_linear_layer_shared_weight_and_backward_again(monkeypatch):
     monkeypatch.setattr(scaling, "_SMALL_GRADIENT", 0)  # backward by its kernel, too
     (_, weight), target, _ = make_layer(20, bias=False)
@@ -129,7 +274,7 @@ def test_a_logit_computed_again_may_be_its_neighbour(monkeypatch, t1, t2, to):
     logits[5] = 9984.0  # where neighbours are 64 away
     target = torch.tensor([7, 3, 5, 5, 9, 299, 128, 255])
     layer = [torch.eye(8).bfloat16(), logits.t().bfloat16()]
-    linear_layer, changed = linear._linear, []
+    linear_layer, changed = device_linear._linear, []
 
     def neighbours(hidden, weight, bias, buffer):
         out = linear_layer(hidden, weight, bias, buffer)
@@ -139,7 +284,7 @@ def test_a_logit_computed_again_may_be_its_neighbour(monkeypatch, t1, t2, to):
             out.copy_(moved)
         return out
 
-    monkeypatch.setattr(linear, "_linear", neighbours)
+    monkeypatch.setattr(device_linear, "_linear", neighbours)
     _, (_, by_weight) = run_layer(layer, target, t1, t2, reduction="sum")
     _, (_, want) = exact_layer(layer, target, t1, t2, reduction="sum")
     assert changed == [True, True, True]

@@ -11,6 +11,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined, so befor
 from bitempered import kernels
 from bitempered.torch import (
     bi_tempered_logistic_loss,
+    device_linear,
     functional,
     linear,
     linear_bi_tempered_logistic_loss,
@@ -180,8 +181,8 @@ def test_a_schedule_changes_a_temperature_in_place():
     ("t1", "t2"), [(0.8, 1.2), (0.5, 0.8), (1.0, 1.0), (torch.linspace(0.2, 0.9, 6), torch.linspace(2.0, 0.9, 6))]
 )
 def test_linear_layer_rescaled(monkeypatch, t1, t2):
-    monkeypatch.setattr(linear, "_rows_per_chunk", lambda *_: 3)
-    monkeypatch.setattr(linear, "_classes_per_chunk", lambda *_: 128)
+    monkeypatch.setattr(device_linear, "rows_per_chunk", lambda *_: 3)
+    monkeypatch.setattr(device_linear, "block_size", lambda *_: 128)
     generator = torch.Generator().manual_seed(0)
     layer = [torch.randn(6, 3, generator=generator), torch.randn(200, 3, generator=generator)]
     target = torch.tensor([0, 40, -100, 199, 127, 128])

@@ -11,6 +11,7 @@ import torch
 from bitempered import kernels
 from bitempered.torch import (
     bi_tempered_logistic_loss,
+    device_linear,
     linear_bi_tempered_logistic_loss,
     log_partition,
     tempered_log_softmax,
@@ -54,7 +55,7 @@ def _compiled():
         *((check_options, *case) for case in itertools.product(SHAPES, KINDS)),
         *((check_softmax, *case) for case in itertools.product(FUNCTIONS, SOFTMAX_T)),
         *((check_half_precision, *case) for case in itertools.product(HALVES, FAST_PAIRS)),
-        *((check_linear, *case) for case in LINEAR_CASES),
+        *((check_linear, *case, keep) for case in LINEAR_CASES for keep in (False, True)),
     ]
     with ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_one, cases))
@@ -296,14 +297,22 @@ def make_layer(rows, features, classes, dtype):
     return hidden.requires_grad_(), weight.requires_grad_(), target
 
 
+@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(("dtype", "pair"), LINEAR_CASES, ids=str)
-def test_linear_layer(dtype, pair):
-    check_linear(dtype, pair)
+def test_linear_layer(dtype, pair, keep):
+    check_linear(dtype, pair, keep)
 
 
-def check_linear(dtype, pair):
-    hidden, weight, target = make_layer(300, 64, 5000, dtype)
-    leaves = [hidden, weight, torch.randn(5000, device="cuda").to(dtype).requires_grad_()]
+def check_linear(dtype, pair, keep):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_linear, "KEEP_ROWS", keep)
+        for rows in (300, 64):  # more than are kept, and no more
+            check_layer(rows, dtype, pair)
+
+
+def check_layer(rows, dtype, pair):
+    hidden, weight, target = make_layer(rows, 64, 9000, dtype)
+    leaves = [hidden, weight, torch.randn(9000, device="cuda").to(dtype).requires_grad_()]
     wide = [x.detach().double().requires_grad_() for x in leaves]
     for reduction in ("mean", "none"):
         with kernels.use("triton"):
@@ -320,8 +329,10 @@ def check_linear(dtype, pair):
             assert (x - y).norm() <= accuracy * y.norm()
 
 
+@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_linear_layer_in_the_memory_of_its_gradients_and_a_chunk_and_without_synchronisation():
+def test_linear_layer_in_the_memory_of_its_gradients_and_a_chunk_and_without_synchronisation(monkeypatch, keep):
+    monkeypatch.setattr(device_linear, "KEEP_ROWS", keep)
     hidden, weight, target = make_layer(2048, 1024, 32000, torch.bfloat16)
     linear_bi_tempered_logistic_loss(hidden, weight, target, 0.8, 1.2).backward()  # compiles
     hidden.grad = weight.grad = None

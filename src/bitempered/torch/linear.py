@@ -4,13 +4,12 @@ A model with many classes spends most of its memory on logits and their gradient
 through the linear layer and the loss a chunk at a time. A chunk leaves only its loss and its share of the gradients of
 the layer's input, weight and bias.
 
-The weight's gradient must be summed in float32, which takes twice the size of a half-precision weight. The GPU version
-avoids that sum: eight numbers per row give the gradient of any class from its logit, and the weight's gradient is
-computed a chunk of classes at a time, each in one product over all rows.
+The weight's gradient must be summed in float32, which takes twice the size of a half-precision weight. On a GPU
+`device_linear` avoids that sum.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,6 @@ from bitempered import kernels
 from bitempered.checks import check_number
 from bitempered.kernels.implementations import implementation
 from bitempered.kernels.options import LossOptions
-from bitempered.kernels.targets import mean_divisor
 from bitempered.torch.autograd import Temperature, compute_dtype, with_tensors, without_tensors
 from bitempered.torch.checks import (
     check_all_classes,
@@ -31,7 +29,9 @@ from bitempered.torch.checks import (
     checked_class_options,
     temperatures_per_example,
 )
+from bitempered.torch.device_linear import device_chunks
 from bitempered.torch.functional import class_loss, probabilities, result_dtype, sharded_class_loss
+from bitempered.torch.layer_inputs import Gradients, Inputs, LayerOptions, rows_per_chunk
 from bitempered.torch.reductions import divide, safe_divisor
 from bitempered.torch.sharded import (
     Agreement,
@@ -42,26 +42,7 @@ from bitempered.torch.sharded import (
     sum_over_processes,
 )
 
-Gradients = tuple[Tensor | None, ...]  # of the first five tensors of _Inputs
 _NOTHING = (False,) * 5
-
-
-class _Inputs(NamedTuple):
-    """The tensors that autograd saves: n rows of the hidden layer, and what belongs to them."""
-
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    t1: Tensor | None  # None: a number, which is in the options
-    t2: Tensor | None
-    target: Tensor
-
-
-class _LayerOptions(NamedTuple):
-    loss: LossOptions
-    class_weight: Tensor | None
-    softcap: float | None
-    shards: Shards | None = None  # the classes of each process
 
 
 def linear_bi_tempered_logistic_loss(
@@ -121,7 +102,7 @@ def linear_bi_tempered_logistic_loss(
     else:
         raise_under_transforms(hidden, target)
 
-        def prepare() -> tuple[Agreement, tuple[_Inputs, LossOptions]]:
+        def prepare() -> tuple[Agreement, tuple[Inputs, LossOptions]]:
             inputs, options = _prepare(*arguments, shard=True, **of_call)
             return _agreement(inputs, options, class_weight, (softcap, rescale)), (inputs, options)
 
@@ -137,7 +118,7 @@ def linear_bi_tempered_logistic_loss(
     else:
         options, temperatures = without_tensors(options)
         inputs = inputs._replace(t1=temperatures[0], t2=temperatures[1])
-        loss = _apply(inputs, _LayerOptions(options, class_weight, softcap, shards))
+        loss = _apply(inputs, LayerOptions(options, class_weight, softcap, shards))
     return loss.reshape(hidden.shape[:-1] if reduction == "none" else ()).to(dtype)
 
 
@@ -153,7 +134,7 @@ def _prepare(
     *,
     shard: bool,
     **of_call: Any,
-) -> tuple[_Inputs, LossOptions]:
+) -> tuple[Inputs, LossOptions]:
     """Validate everything except values, of a whole layer or a shard. Returns the tensors in rows, and the options."""
     _check_softcap(softcap)
     _check_layer(hidden, weight, bias, least=0 if shard else 1)
@@ -177,10 +158,10 @@ def _prepare(
         target.reshape(n, len(weight)) if target.is_floating_point() else target.reshape(n),
         class_weight, t1=t1, t2=t2, weight_name="class_weight", shard=shard, **of_call,
     )  # fmt: skip
-    return _Inputs(hidden.reshape(n, hidden.shape[-1]), weight, bias, None, None, target), options
+    return Inputs(hidden.reshape(n, hidden.shape[-1]), weight, bias, None, None, target), options
 
 
-def _agreement(inputs: _Inputs, options: LossOptions, class_weight: Tensor | None, others: Any) -> Agreement:
+def _agreement(inputs: Inputs, options: LossOptions, class_weight: Tensor | None, others: Any) -> Agreement:
     """What the processes of a group must have in common, such as which of them send messages."""
     layer, recording = inputs[:3], torch.is_grad_enabled()
     hidden, weight, _ = layer
@@ -249,7 +230,7 @@ class LinearBiTemperedLogisticLoss(nn.Module):
 
 
 class _LinearLoss(torch.autograd.Function):
-    """(*inputs, options, compute) -> the loss, by `_chunks` or `_device_chunks`.
+    """(*inputs, options, compute) -> the loss, by `_chunks` or `device_chunks`.
 
     Unless the loss is per row, forward also computes the gradients. The first backward scales those tensors in place
     and returns them; later ones recompute them.
@@ -261,7 +242,7 @@ class _LinearLoss(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.options, ctx.compute = options, compute
         needs = ctx.needs_input_grad[:5] if options.loss.reduction != "none" else _NOTHING
-        loss, gradients = compute(_Inputs(*tensors), options, needs=needs)
+        loss, gradients = compute(Inputs(*tensors), options, needs=needs)
         if any(needs):
             ctx.gradients = gradients
         return loss
@@ -275,10 +256,10 @@ class _LinearLoss(torch.autograd.Function):
             )
         gradients, per_row = vars(ctx).pop("gradients", None), ctx.options.loss.reduction == "none"
         if gradients is None:
-            inputs, needs = _Inputs(*ctx.saved_tensors), ctx.needs_input_grad[:5]
+            inputs, needs = Inputs(*ctx.saved_tensors), ctx.needs_input_grad[:5]
             _, gradients = ctx.compute(inputs, ctx.options, needs=needs, g=g if per_row else None)
         if not per_row:
-            scale = implementation("triton").scale_ if ctx.compute is _device_chunks else _scale
+            scale = implementation("triton").scale_ if ctx.compute is device_chunks else _scale
             gradients = tuple(None if x is None else scale(x, g, x.dim() - 1) for x in gradients)
         return *gradients, None, None, None
 
@@ -287,15 +268,15 @@ def _scale(gradient: Tensor, g: Tensor, _: int) -> Tensor:
     return gradient.mul_(g)
 
 
-def _apply(inputs: _Inputs, options: _LayerOptions) -> Tensor:
-    compute = _device_chunks if _by_triton(inputs, options) else _chunks
+def _apply(inputs: Inputs, options: LayerOptions) -> Tensor:
+    compute = device_chunks if _by_triton(inputs, options) else _chunks
     if torch.is_grad_enabled():
         return _LinearLoss.apply(*inputs, options, compute)
     return compute(inputs, options, needs=_NOTHING)[0]
 
 
-def _by_triton(inputs: _Inputs, options: _LayerOptions) -> bool:
-    """Whether `_device_chunks` can compute this; otherwise `_chunks` does."""
+def _by_triton(inputs: Inputs, options: LayerOptions) -> bool:
+    """Whether `device_chunks` can compute this; otherwise `_chunks` does."""
     hidden, weight, _, t1, t2, target = inputs
     if options.shards is not None or len(hidden) == 0 or target.is_floating_point():
         return False
@@ -305,88 +286,8 @@ def _by_triton(inputs: _Inputs, options: _LayerOptions) -> bool:
     return kernels.choose(chunk, target[:0], temperatures=(t1, t2)) == "triton"
 
 
-def _device_chunks(
-    inputs: _Inputs, options: _LayerOptions, *, needs: tuple[bool, ...], g: Tensor | None = None
-) -> tuple[Tensor, Gradients]:
-    """`_chunks` by the Triton kernels: chunks of rows with all classes, then chunks of classes with all rows."""
-    triton = implementation("triton")
-    hidden, weight, bias, t1, t2, target = inputs
-    of_loss, class_weight = options.loss, options.class_weight
-    reduction = of_loss.reduction
-    (n, features), classes, any_needed = hidden.shape, len(weight), any(needs)
-    divisor, scale = None, 1
-    if reduction == "mean":
-        divisor = mean_divisor(target, class_weight, axis=of_loss.axis, ignore_index=of_loss.ignore_index)
-        # Divided by n at once, a gradient in float16 would vanish. `scale` divides the products, which are in float32.
-        scale = min(n, 4096)
-        g = torch.full((), scale, dtype=torch.float32, device=hidden.device)
-    by_hidden = torch.empty_like(hidden) if needs[0] else None
-    by_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs[2] else None
-    state = hidden.new_empty((8, n), dtype=torch.float32) if needs[1] else None
-    # The gradient of the weight is not allocated yet: a chunk may use as much memory.
-    step = _even(n, max(_rows_per_chunk(n, classes, features), features if needs[1] else 0), 1)
-    buffer = _buffer(hidden, step, classes)
-    losses = []
-    for start in range(0, n, step):
-        rows = slice(start, start + step)
-        logits = _linear(hidden[rows], weight, bias, buffer)
-        of_rows = None if state is None else state[:, rows]
-        factor = g if g is None or g.dim() == 0 else g[rows]
-        of_chunk = with_tensors(of_loss, t1=None if t1 is None else t1[rows], t2=None if t2 is None else t2[rows])
-        loss = triton.chunk_loss(
-            logits, target[rows], class_weight, of_chunk,
-            divisor=divisor, g=factor, with_gradient=any_needed, state=of_rows,
-        )  # fmt: skip
-        losses.append(loss)
-        if by_hidden is not None:
-            _product(logits, weight, scale, by_hidden[rows])
-        if by_bias is not None:
-            by_bias += logits.sum(0, dtype=torch.float32)
-    del logits, buffer
-    total = torch.cat(losses) if reduction == "none" else torch.stack(losses).sum()
-    by_weight = None
-    if state is not None:
-        by_weight = torch.empty_like(weight)
-        step = _even(classes, _classes_per_chunk(n, classes, features), 128)
-        buffer = _buffer(hidden, n, min(step, classes))
-        for start in range(0, classes, step):
-            chunk = slice(start, start + step)
-            logits = _linear(hidden, weight[chunk], None if bias is None else bias[chunk], buffer)
-            triton.class_gradients_(logits, target, state, with_tensors(of_loss, t1=t1, t2=t2), first=start)
-            _product(logits.t(), hidden, scale, by_weight[chunk])
-    if by_bias is not None and bias is not None:
-        by_bias = (by_bias / scale).to(bias.dtype)
-    return total, (by_hidden, by_weight, by_bias, None, None)
-
-
-def _linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor) -> Tensor:
-    out = buffer[: len(hidden), : len(weight)]
-    if bias is None:
-        return torch.mm(hidden, weight.t(), out=out)
-    return torch.addmm(bias, hidden, weight.t(), out=out)
-
-
-def _product(a: Tensor, b: Tensor, divisor: int, out: Tensor) -> None:
-    torch.addmm(out, a, b, beta=0, alpha=1 / divisor, out=out)
-
-
-def _buffer(like: Tensor, rows: int, classes: int) -> Tensor:
-    """An empty matrix whose rows start at multiples of 16 bytes, which makes matrix products fast."""
-    return like.new_empty((rows, -(-classes // 8) * 8))
-
-
-def _even(n: int, most: int, multiple: int) -> int:
-    """A chunk size of at most about `most`, a multiple of `multiple`, with few chunks and the last not much smaller."""
-    return -(-n // (-(-n // most) * multiple)) * multiple
-
-
-def _classes_per_chunk(rows: int, classes: int, features: int) -> int:
-    """The number of classes whose logits are about as large as the hidden layer, or a sixteenth of the weight."""
-    return max(256, features, classes * features // (16 * rows))
-
-
 def _chunks(
-    inputs: _Inputs, options: _LayerOptions, *, needs: tuple[bool, ...], g: Tensor | None = None
+    inputs: Inputs, options: LayerOptions, *, needs: tuple[bool, ...], g: Tensor | None = None
 ) -> tuple[Tensor, Gradients]:
     """Return the loss and the gradients it `needs`: of the loss, or if it is per row, of sum(g * loss)."""
     hidden, weight, bias, t1, t2, target = inputs
@@ -399,7 +300,7 @@ def _chunks(
     by_t = [hidden.new_empty(len(hidden), dtype=wide) if needed else None for needed in needs[3:]]
     losses = []
     shards = options.shards
-    step = _rows_per_chunk(len(hidden), len(weight) if shards is None else shards.largest, weight.shape[1])
+    step = rows_per_chunk(len(hidden), len(weight) if shards is None else shards.largest, weight.shape[1])
     for start in range(0, len(hidden), step):
         rows = slice(start, start + step)
         logits = F.linear(hidden[rows], weight, bias)
@@ -442,11 +343,6 @@ def _chunks(
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
-
-
-def _rows_per_chunk(rows: int, classes: int, features: int) -> int:
-    """The number of rows whose logits are about as large as the hidden layer; at least 256, for large products."""
-    return max(256, rows * features // classes)
 
 
 def _check_softcap(softcap: float | None) -> None:

@@ -7,6 +7,7 @@ from bitempered.kernels.triton.mathematics import decay_factor, exp, gradient_te
 from bitempered.kernels.triton.solver import moved, solve
 from bitempered.kernels.triton.tiles import (
     any_row,
+    class_places,
     load,
     program_rows,
     row_starts,
@@ -57,13 +58,14 @@ def loss_kernel(
     KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, SHIFT: tl.constexpr,
     Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr, SAME: tl.constexpr,
     WEIGHTED: tl.constexpr, MEAN: tl.constexpr, REDUCE: tl.constexpr, WITH_LOSS: tl.constexpr, WITH_GRAD: tl.constexpr,
-    SCALED: tl.constexpr, COUNTED: tl.constexpr, WITH_STATE: tl.constexpr,
+    SCALED: tl.constexpr, COUNTED: tl.constexpr, WITH_STATE: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
     """The loss of class indices, per row or summed over the rows of a program, and its gradient.
 
     Both are weighted and, for a MEAN, divided by the divisor. A SCALED gradient is also multiplied by g. The gradient
-    may overwrite the logits. The state of a row is for `label_gradient_kernel`.
+    may overwrite the logits. The state of a row is for `label_gradient_kernel`. With BLOCK, rows lie in blocks of so
+    many classes (see `class_places`).
     """
     outer, inner, row_in, row = program_rows(n_inner, ROWS)
     base = row_starts(logits_ptr, outer, outer_stride, inner, inner_stride, VECTOR)
@@ -75,7 +77,8 @@ def loss_kernel(
     known = (label >= 0) & (label < n_classes)
     tl.device_assert(ignored | known | (row_in == 0), "target must hold class indices or ignore_index")
     active = row_in & known & (ignored == 0)
-    label_logit = tl.load(base + label * class_stride, mask=active, other=float("-inf")).to(tl.float32)
+    label_at = class_places(label, class_stride, BLOCK)
+    label_logit = tl.load(base + label_at, mask=active, other=float("-inf")).to(tl.float32)
     factor = tl.where(ignored, 0.0, 1.0)
     if WEIGHTED:
         factor = tl.load(weight_ptr + label, mask=active, other=0.0).to(tl.float32)
@@ -83,7 +86,7 @@ def loss_kernel(
     label = tl.where(active, label, -1).to(tl.int32)
     top, peak, m, delta, peeled, ties, S0, S1, S2, S3, T0, T1, T2, T3, tile = solve(
         base, class_stride, n_classes, row_in, active & (factor != 0.0), label, label_logit, t1, t2, s, stretch,
-        KIND, NEAR, FAST, SHIFT, Q, R, E, ROWS, COLUMNS, VECTOR, SINGLE,
+        KIND, NEAR, FAST, SHIFT, Q, R, E, ROWS, COLUMNS, VECTOR, SINGLE, BLOCK,
     )  # fmt: skip
     z = phi(delta, s, KIND == 0)
     m += delta
@@ -146,26 +149,28 @@ def loss_kernel(
         begin = 0
         if not (SINGLE or COLUMNS == 1):
             begin = tl.where(peeled | any_row(zero), 0, last + COLUMNS)
-            coming = load(base, class_stride, last, n_classes, row_in, COLUMNS, VECTOR)
+            coming = load(base, class_stride, last, n_classes, row_in, COLUMNS, VECTOR, BLOCK=BLOCK)
             for back in tl.range(0, begin, COLUMNS):
                 a = coming.to(tl.float32)
                 ahead = tl.multiple_of(tl.maximum(last - back - COLUMNS, 0), 16)
-                coming = load(base, class_stride, ahead, n_classes, row_in, COLUMNS, VECTOR)
+                coming = load(base, class_stride, ahead, n_classes, row_in, COLUMNS, VECTOR, BLOCK=BLOCK)
                 grad = gradient_terms(
                     wide(top) - a, wide(d), wide(c1), wide(c2), t1_wide, t2_wide, s_wide, KIND, NEAR, FAST, Q, R, E
                 )
                 at = tl.multiple_of(last - back, 16)
-                store(grad_base, grad_class, at, n_classes, row_in, grad, COLUMNS, VECTOR)
+                store(grad_base, grad_class, at, n_classes, row_in, grad, COLUMNS, VECTOR, BLOCK)
             if begin > 0:
                 tl.debug_barrier()
-                at = label.to(tl.int64) * grad_class
+                at = class_places(label, grad_class, BLOCK)
                 tl.store(grad_base + at, of_label.to(grad_ptr.dtype.element_ty), mask=active)
     if WITH_STATE:
         at_top = tl.full((ROWS, COLUMNS // VECTOR), -1, tl.int32)
         if peeled:
             for at in tl.range(0, n_classes, COLUMNS):
                 at = tl.multiple_of(at, 16)
-                a = tile if SINGLE else load(base, class_stride, at, n_classes, row_in, COLUMNS, VECTOR).to(tl.float32)
+                a = tile
+                if not SINGLE:
+                    a = load(base, class_stride, at, n_classes, row_in, COLUMNS, VECTOR, BLOCK=BLOCK).to(tl.float32)
                 at_top = tl.maximum(at_top, tl.max(tl.where(a == wide(top), (at + columns)[None, :, :], -1), 2))
         kind = tl.where(zero, -2, tl.where(peeled, tl.max(at_top, 1), -1))
         bits = (kind + 2).to(tl.float32, bitcast=True)  # not negative, whose bits are a NaN's
@@ -176,7 +181,9 @@ def loss_kernel(
         for back in tl.range(begin, last + COLUMNS, COLUMNS):  # what the loop above did not do
             at = tl.multiple_of(last - back, 16)
             c = (at + columns)[None, :, :]
-            a = tile if SINGLE else load(base, class_stride, at, n_classes, row_in, COLUMNS, VECTOR).to(tl.float32)
+            a = tile
+            if not SINGLE:
+                a = load(base, class_stride, at, n_classes, row_in, COLUMNS, VECTOR, BLOCK=BLOCK).to(tl.float32)
             grad = gradient_terms(
                 wide(top) - a, wide(d), wide(c1), wide(c2), t1_wide, t2_wide, s_wide, KIND, NEAR, FAST, Q, R, E
             )
@@ -185,7 +192,7 @@ def loss_kernel(
             grad = tl.where(wide(zero), 0.0, grad)
             if COLUMNS == 1 or any_row((label >= at) & (label < at + COLUMNS)):
                 grad = tl.where(c == wide(label), label_grad, grad)
-            store(grad_base, grad_class, at, n_classes, row_in, grad, COLUMNS, VECTOR)
+            store(grad_base, grad_class, at, n_classes, row_in, grad, COLUMNS, VECTOR, BLOCK)
 
 
 @triton.jit

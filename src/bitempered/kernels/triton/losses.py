@@ -118,15 +118,18 @@ def chunk_loss(
     g: Tensor | None = None,
     with_gradient: bool,
     state: Tensor | None = None,
+    classes: int | None = None,
 ) -> Tensor:
     """The loss of a chunk of rows of class indices, in float32. A mean divides by `divisor`.
 
-    The gradient, multiplied by g, overwrites the logits. `class_gradients_` needs the state, (8, rows).
+    The gradient, multiplied by g, overwrites the logits. `class_gradients_` needs the state, (8, rows). Logits in
+    blocks have the shape (blocks, rows, classes of a block), a multiple of 8, and `classes` is the number of all.
     """
     into = logits if with_gradient else None
     return _compute(
-        logits, target, weight, options, dtype=torch.float32, gradient=into, g=g, divisor=divisor, state=state
-    )
+        logits, target, weight, options, dtype=torch.float32, gradient=into, g=g, divisor=divisor, state=state,
+        classes=classes,
+    )  # fmt: skip
 
 
 def class_gradients_(logits: Tensor, target: Tensor, state: Tensor, options: LossOptions, *, first: int) -> None:
@@ -187,21 +190,25 @@ def _compute(
     g: Tensor | None = None,
     divisor: Tensor | None = None,
     state: Tensor | None = None,
+    classes: int | None = None,
     key: Any = None,
 ) -> Tensor:
     t1, t2, axis, reduction = options.t1, options.t2, options.axis, options.reduction
     label_smoothing, ignore_index = options.label_smoothing, options.ignore_index
-    device, classes = logits.device, logits.shape[axis]
+    device, block = logits.device, 0 if classes is None else logits.shape[2]
+    classes = classes or logits.shape[axis]
     indices = not target.is_floating_point()
     n = target.numel() if indices else target.numel() // classes
     reduce, mean = reduction != "none", reduction == "mean"
-    shape = () if reduce else logits.shape[:axis] + logits.shape[axis + 1 :]
+    shape = () if reduce else (n,) if block else logits.shape[:axis] + logits.shape[axis + 1 :]
     if n == 0:
         return torch.full(shape, math.nan if mean else 0.0, dtype=dtype, device=device)
-    x, outer, inner, strides = as_blocks(logits, axis)
-    into, _, _, into_strides = (x, outer, inner, strides) if gradient is None else as_blocks(gradient, axis)
+    x, outer, inner, strides = as_blocks(logits[0] if block else logits, axis)
+    into, into_strides = (x, strides) if gradient is None or block else as_blocks(gradient, axis)[::3]
     y, y_strides = (target, (0, 0, 0)) if indices else as_blocks(target, axis)[::3]
     geometry = tile_for(classes, inner, (x, strides), (into, into_strides), *([] if indices else [(y, y_strides)]))
+    if block:  # then the gradient overwrites the logits
+        strides = into_strides = (0, strides[1], logits.stride(0))
     programs = outer * count_tiles(inner, geometry)
     losses_dtype = torch.float32 if reduce or dtype is None else dtype
     losses = torch.empty(shape if programs == 1 or not reduce else programs, dtype=losses_dtype, device=device)
@@ -231,7 +238,7 @@ def _compute(
             tensors = (x, *strides, into, *into_strides, labels, weight, g, g_stride, losses, divisor)
             values = (state, state_stride, n, inner, classes, ignore_index, *temperatures)
             names = ("KIND", "NEAR", "FAST", "SHIFT", "Q", "R", "E", "SAME")
-            common |= temperature_constants(t1, t2, *names) | {"COUNTED": counted}
+            common |= temperature_constants(t1, t2, *names) | {"COUNTED": counted, "BLOCK": block}
             if FAST_MATH and not geometry["SINGLE"] and common["KIND"] != 3:
                 common["maxnreg"] = _REGISTERS
             shortcut = launch_kernel(loss_kernel, programs, (*tensors, *values), common)

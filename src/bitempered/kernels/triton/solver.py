@@ -84,7 +84,7 @@ def solve(
     base, class_stride, n_classes, row_in, active, label, label_logit, t1, t2, s, stretch,
     KIND: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, SHIFT: tl.constexpr,
     Q: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, SINGLE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, SINGLE: tl.constexpr, BLOCK: tl.constexpr = 0,
 ):  # fmt: skip
     """Solve each row. Returns, per row:
 
@@ -100,14 +100,14 @@ def solve(
     if FEW:
         top, count, total = label_logit, label_logit * 0.0, label_logit * 0.0
         for at in tl.range(0, n_classes):
-            a = row_sum(load(base, class_stride, at, n_classes, row_in, COLUMNS, VECTOR, True).to(tl.float32))
+            a = row_sum(load(base, class_stride, at, n_classes, row_in, COLUMNS, VECTOR, True, BLOCK).to(tl.float32))
             masked = a == float("-inf")
             top = tl.maximum(top, a)
             count, total = tl.where(masked, count, count + 1.0), tl.where(masked, total, total + a)
         tile, mean = wide(top), top - total / count
     else:
         first = tl.multiple_of((n_classes // COLUMNS // 2) * COLUMNS, 16)
-        tile = load(base, class_stride, first, n_classes, row_in, COLUMNS, VECTOR, True).to(tl.float32)
+        tile = load(base, class_stride, first, n_classes, row_in, COLUMNS, VECTOR, True, BLOCK).to(tl.float32)
         top = tl.maximum(tl.max(tl.max(tile, 2), 1), label_logit)
         u = wide(top) - tile
         masked = u == float("inf")
@@ -152,12 +152,12 @@ def solve(
             if not FEW:
                 start, stop = tl.where(sampling, first, 0), tl.where(sampling, first + COLUMNS, n_classes)
                 start = tl.multiple_of(start, 16)
-            coming = load(base, class_stride, start, n_classes, row_in, COLUMNS, VECTOR, True)
+            coming = load(base, class_stride, start, n_classes, row_in, COLUMNS, VECTOR, True, BLOCK)
             for at in tl.range(start, stop, COLUMNS):
                 at = at if FEW else tl.multiple_of(at, 16)
                 a = coming.to(tl.float32)
                 end = tl.minimum(stop, n_classes)
-                coming = load(base, class_stride, at + COLUMNS, end, row_in, COLUMNS, VECTOR, True)
+                coming = load(base, class_stride, at + COLUMNS, end, row_in, COLUMNS, VECTOR, True, BLOCK)
                 highest = tl.maximum(highest, tl.max(a, 2))
                 if FEW:
                     a = tl.where(wide(label) == at, float("-inf"), a)

@@ -129,34 +129,51 @@ def row_starts(pointer, outer, outer_stride, inner, inner_stride, VECTOR: tl.con
 
 
 @triton.jit
-def tile_places(at, class_stride, n_classes, row_in, COLUMNS: tl.constexpr, VECTOR: tl.constexpr):
+def class_places(c, class_stride, BLOCK: tl.constexpr):
+    """The offsets of classes in their rows. With BLOCK, so many are neighbours, and the stride is that of blocks."""
+    if BLOCK > 0:
+        return (c // BLOCK).to(tl.int64) * class_stride + c % BLOCK
+    return c.to(tl.int64) * class_stride
+
+
+@triton.jit
+def tile_places(
+    at, class_stride, n_classes, row_in, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr = 0
+):
     """The offsets of the classes from `at` on in their rows, and which of them exist.
 
-    All or none of a vector exist, by a mask that is constant along it, so that a thread moves it at once.
+    All or none of a vector exist, by a mask that is constant along it, so that a thread moves it at once. A vector lies
+    in one block.
     """
     first = at + tl.arange(0, COLUMNS // VECTOR) * VECTOR
-    c = first[:, None] + tl.arange(0, VECTOR)[None, :]
     kept = row_in[:, None, None] & (first < n_classes)[None, :, None]
-    return (c.to(tl.int64) * class_stride)[None, :, :], kept
+    if BLOCK > 0:
+        places = class_places(first, class_stride, BLOCK)[:, None] + tl.arange(0, VECTOR)[None, :]
+    else:
+        places = class_places(first[:, None] + tl.arange(0, VECTOR)[None, :], class_stride, BLOCK)
+    return places[None, :, :], kept
 
 
 @triton.jit
 def load(
-    base, class_stride, at, n_classes, row_in, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, AGAIN: tl.constexpr = False
-):
+    base, class_stride, at, n_classes, row_in, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+    AGAIN: tl.constexpr = False, BLOCK: tl.constexpr = 0,
+):  # fmt: skip
     """The logits of the classes from `at` on, and -inf beyond the last class. AGAIN keeps them in the cache.
 
     They stay in the dtype of the tensor: a loop loads them one turn ahead, and in that dtype they take less room.
     """
-    places, kept = tile_places(at, class_stride, n_classes, row_in, COLUMNS, VECTOR)
+    places, kept = tile_places(at, class_stride, n_classes, row_in, COLUMNS, VECTOR, BLOCK)
     if AGAIN:
         return tl.load(base[:, None, None] + places, mask=kept, other=float("-inf"), eviction_policy="evict_last")
     return tl.load(base[:, None, None] + places, mask=kept, other=float("-inf"), eviction_policy="evict_first")
 
 
 @triton.jit
-def store(base, class_stride, at, n_classes, row_in, x, COLUMNS: tl.constexpr, VECTOR: tl.constexpr):
-    places, kept = tile_places(at, class_stride, n_classes, row_in, COLUMNS, VECTOR)
+def store(
+    base, class_stride, at, n_classes, row_in, x, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr = 0
+):
+    places, kept = tile_places(at, class_stride, n_classes, row_in, COLUMNS, VECTOR, BLOCK)
     x = x.to(base.dtype.element_ty)
     tl.store(base[:, None, None] + places, x, mask=kept, eviction_policy="evict_first")
 
