@@ -93,16 +93,19 @@ def default(classes: int, steps: float) -> "Anneal":
 
     Temperatures move from (1, 1) to (0, t2) between 5 and 40 % of the run, for the loss as it is, without `rescale`, at
     the learning rate of cross-entropy. t2 is 1.75 for ten classes. For other numbers of classes K^(t2 - 1), the scale
-    of the logits, stays what it is there, but t2 is at most 2. With 26 classes that gains as much as with ten; with 2
-    or 3 it gains little; with 100, in a short run, it costs accuracy (benchmarks/classes.md).
+    of the logits, stays what it is there, but t2 is at most 2. More than 25 classes take longer to learn: the move
+    begins later, after 20 % of the run from 100 classes on, and lasts as long. benchmarks/classes.md has measurements.
 
     Cross-entropy needs some 200 steps of its own, and more with many classes. In a run of fewer than 4,000 steps
     `anneal` with a later `begin` can be better.
 
-    >>> default(10, 100)(5), default(10, 100)(40), default(2, 100)(40), default(100, 100)(40)
+    >>> default(10, 100)(5), default(10, 100)(40), default(2, 100)(40), default(100, 100)(55)
     ((1.0, 1.0), (0.0, 1.75), (0.0, 2.0), (0.0, 1.38))
+    >>> default(10, 100).begin, default(100, 100).begin
+    (5.0, 20.0)
     """
     check_number(classes, "classes", least=1)
     check_number(steps, "steps", least=0)
     t2 = round(1 + min(1.0, 0.75 * math.log(10) / math.log(max(classes, 2))), 2)
-    return anneal((1.0, 1.0), (0.0, t2), begin=0.05 * steps, finish=0.4 * steps)
+    begin = min(max(0.05, 0.002 * classes), 0.2)
+    return anneal((1.0, 1.0), (0.0, t2), begin=begin * steps, finish=(begin + 0.35) * steps)
