@@ -220,7 +220,8 @@ def class_loss(
 ) -> Tensor:
     """`bi_tempered_logistic_loss` of arguments that are valid except, perhaps, in their values, which it checks."""
     t1, t2, axis = number_if_known(options.t1), number_if_known(options.t2), options.axis
-    options = options._replace(t1=t1, t2=t2)
+    if t1 is not options.t1 or t2 is not options.t2:
+        options = options._replace(t1=t1, t2=t2)
     kernel = kernels.choose(logits, target, temperatures=(t1, t2))
     if kernel != "triton":  # the Triton kernels assert values on the device
         check_not_negative(weight, "weight")
