@@ -10,7 +10,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined, so befor
 
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
-from bitempered.kernels.triton import launch, losses
+from bitempered.kernels.triton import binary, launch, losses
 
 
 class Compiled:
@@ -87,3 +87,42 @@ def test_a_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, shape
         assert len(counts) == (3 if counted_apart else 0)
         assert counts == counts[:1] * len(counts)
     assert len(losses._plans) == 2
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("layout", ["dense", "transposed"])
+def test_a_binary_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch, layout, reduction):
+    launches, kept, like = [], [], torch.empty_like
+    for module in (launch, binary):
+        monkeypatch.setattr(module, "DIRECT", True)
+    monkeypatch.setattr(binary, "binary_kernel", Compiled(binary.binary_kernel, launches))
+    monkeypatch.setattr(binary, "_plans", Memo())
+    monkeypatch.setattr(launch, "_launches", Memo())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # what a CPU tensor calls its device
+    logits = torch.randn(40, 1000) if layout == "dense" else torch.randn(1000, 40).t()
+    target, gradient = torch.zeros(40, 1000), like(logits)
+    options = LossOptions(0.8, 1.2, None, reduction=reduction)
+    names = binary.binary_kernel.arg_names
+
+    def empty_like(x, **given):
+        kept.append(like(x, **given))
+        return kept[-1]
+
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    for into in (gradient, None):
+        launches.clear()
+        for _ in range(3):
+            loss = binary.binary_loss(logits, target, None, None, options, gradient=into)
+            assert loss.shape == (logits.shape if reduction == "none" else ())
+            assert loss.dtype == torch.float32
+            if reduction == "none":
+                assert loss.stride() == logits.stride()
+        assert len(launches) == 3
+        if reduction == "none":  # the losses that were returned last are those that were written
+            assert launches[-1][1 + names.index("out_ptr")] == loss.data_ptr()
+        fresh = {1 + names.index("out_ptr"), 1 + names.index("sums_ptr")}  # in new memory each time
+        same = [[x is None if i in fresh else x for i, x in enumerate(of)] for of in launches]
+        assert same == same[:1] * 3
+    assert len(binary._plans) == 2
+    binary.binary_loss(logits, target, None, torch.ones(1), options)
+    assert len(binary._plans) == 2  # a weight is not remembered
