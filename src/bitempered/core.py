@@ -384,23 +384,15 @@ def not_negative(divergence: Array, *, xp: Any) -> Array:
 
 
 def gradient(y: Array, at: State, t1: Temperature, t2: Temperature, *, axis: int, xp: Any) -> Array:
-    """dL/da_i = v_i - e_i sum_j v_j, with v_j = (y_hat_j - y_j) y_hat_j^(t2-t1) and the escort distribution e.
-
-    Where the largest class, or several that are equal, have most of e, the terms cancel, and `rescale` would magnify
-    what is left. But all entries sum to 0. So for a set of classes S, with q = e / max(e) and any number c,
-
-        dL/da_i = v_i - c q_i - q_i (sum_{j in S} (v_j - c q_j) + sum_{j not in S} dL/da_j) / sum_{j in S} q_j
-
-    and of equal classes, q = 1, with equal targets, v = c, nothing is left that cancels.
-    """
+    """dL/da_i = v_i - e_i sum_j v_j, with v_j = (y_hat_j - y_j) y_hat_j^(t2-t1) and the escort distribution e."""
     v = (xp.exp(at.log_p) - y) * power(at.log_p, t2 - t1, outside=at.outside, xp=xp)
     by_a = v - at.escort * xp.sum(v, axis=axis)
-    q = at.escort / xp.max(at.escort, axis=axis)
-    largest = q == 1
+    # Where equal largest classes have most of e, these terms cancel. But all entries sum to 0, so with q = e / max(e):
+    top = xp.max(at.escort, axis=axis)
+    largest, q = at.escort == top, at.escort / top
     apart = xp.where(largest, v - q * xp.max(xp.where(largest, v, -math.inf), axis=axis), by_a)
-    rest = xp.sum(apart, axis=axis) / xp.sum(xp.where(largest, q, 0.0), axis=axis)
-    most = largest & (xp.sum(xp.where(largest, at.escort, 0.0), axis=axis) > 0.5)
-    return xp.where(most, apart - q * rest, by_a)
+    mass = xp.sum(xp.where(largest, at.escort, 0.0), axis=axis)
+    return xp.where(largest & (mass > 0.5), apart - at.escort * (xp.sum(apart, axis=axis) / mass), by_a)
 
 
 def curvature(at: State, t1: Temperature, t2: Temperature, *, axis: int, xp: Any) -> Array:
