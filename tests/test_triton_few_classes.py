@@ -149,3 +149,20 @@ def test_many_targets_are_counted_in_parts(monkeypatch):
     target[::5] = -100
     check(logits, target, 0.8, 1.2)
     check(logits, target, 0.8, 1.2, weight=torch.tensor([0.5, 1.0, 2.0]))
+
+
+@pytest.mark.parametrize("tiles_of_one", [True, False])
+def test_two_classes_that_are_almost_equal_share_the_mass_of_a_wrong_row(monkeypatch, tiles_of_one):
+    """Their gradients are what is left of terms that are a hundred times as large."""
+    if not tiles_of_one:
+        monkeypatch.setattr(tiles, "_MANY_ROWS", 2**14)
+        tiles.choose_tile.cache_clear()
+    logits = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
+    top = logits.amax(1) + 1
+    logits[:, 3] = top
+    logits[:, 7] = top - torch.logspace(-6, -3, 64)
+    target = logits.argmin(1)
+    loss, gradient = value_and_gradient(logits, target, 0.5, 4.0, rescale=True, reduction="none")
+    want, exactly = value_and_gradient(logits, target, 0.5, 4.0, exact=True, rescale=True, reduction="none")
+    assert ((loss - want).abs() / want.clamp_min(1)).max() <= 2e-6
+    assert ((gradient - exactly).norm(dim=1) <= 1e-5 * exactly.norm(dim=1)).all()

@@ -387,9 +387,12 @@ def gradient(y: Array, at: State, t1: Temperature, t2: Temperature, *, axis: int
     """dL/da_i = v_i - e_i sum_j v_j, with v_j = (y_hat_j - y_j) y_hat_j^(t2-t1) and the escort distribution e."""
     v = (xp.exp(at.log_p) - y) * power(at.log_p, t2 - t1, outside=at.outside, xp=xp)
     by_a = v - at.escort * xp.sum(v, axis=axis)
-    # Where e_i is almost 1 the two terms cancel, but all entries sum to 0. `rescale` would magnify what is left.
-    most = at.escort > 0.5
-    return xp.where(most, -xp.sum(xp.where(most, 0.0, by_a), axis=axis), by_a)
+    # Where equal largest classes have most of e, these terms cancel. But all entries sum to 0, so with q = e / max(e):
+    top = xp.max(at.escort, axis=axis)
+    largest, q = at.escort == top, at.escort / top
+    apart = xp.where(largest, v - q * xp.max(xp.where(largest, v, -math.inf), axis=axis), by_a)
+    mass = xp.sum(xp.where(largest, at.escort, 0.0), axis=axis)
+    return xp.where(largest & (mass > 0.5), apart - at.escort * (xp.sum(apart, axis=axis) / mass), by_a)
 
 
 def curvature(at: State, t1: Temperature, t2: Temperature, *, axis: int, xp: Any) -> Array:

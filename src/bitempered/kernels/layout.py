@@ -22,7 +22,7 @@ def as_blocks(x: Tensor, axis: int) -> tuple[Tensor, int, int, tuple[int, int, i
 def empty_gradient(x: Tensor, axis: int, dtype: torch.dtype | None = None) -> Tensor:
     """Return an empty tensor like x, as for its gradient, with the layout of x unless `as_blocks` would copy that."""
     made = torch.empty_like(x, dtype=dtype)
-    shared = x.dim() == 2 or as_blocks(made, axis)[0].data_ptr() == made.data_ptr()
+    shared = x.dim() == 2 or made.is_contiguous() or as_blocks(made, axis)[0].data_ptr() == made.data_ptr()
     return made if shared else torch.empty(x.shape, dtype=made.dtype, device=x.device)
 
 

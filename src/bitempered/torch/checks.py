@@ -56,21 +56,11 @@ def checked_class_options(
     Arguments like those of an earlier valid call are not validated again: a training loop repeats the same call.
     Tensor temperatures are validated each time, values included; in the options they have one value per example.
     """
-    key: Any = None
-    if not (shard or isinstance(t1, Tensor) or isinstance(t2, Tensor) or torch.compiler.is_compiling()):
-        try:
-            of_weight = None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad)
-            key = (
-                logits.shape, logits.dtype, logits.device, target.shape, target.dtype, target.device, of_weight,
-                t1, t2, ignore_index, reduction, label_smoothing, rescale,
-                # 1.0 == 1 == True, but only one may be valid
-                type(t1), type(t2), type(ignore_index), type(label_smoothing), type(rescale),
-            )  # fmt: skip
-            found = _checked.get(key)
-            if found is not None:
-                return _as_target(target), found
-        except (AttributeError, TypeError):  # not tensors, or not hashable: the checks below say what is wrong
-            key = None
+    of_call = ignore_index, reduction, label_smoothing, rescale
+    key = None if shard else _call_key(logits, target, (weight,), t1, t2, *of_call)
+    found = None if key is None else _checked.get(key)
+    if found is not None:
+        return _as_target(target), found
     check_options(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
     target, axis = _check_class_tensors(logits, target, weight, ignore_index, weight_name, shard)
     t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape[:axis] + logits.shape[axis + 1 :])
@@ -92,6 +82,49 @@ def checked_class_options(
     if key is not None:
         _checked.keep(key, options)
     return target, options
+
+
+def checked_binary_options(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    pos_weight: Tensor | None,
+    *,
+    t1: Temperature,
+    t2: Temperature,
+    reduction: str,
+    rescale: bool,
+) -> LossOptions:
+    """`checked_class_options` for the binary loss."""
+    key = _call_key(logits, target, (weight, pos_weight), t1, t2, reduction, rescale)
+    found = None if key is None else _checked.get(key)
+    if found is not None:
+        return found
+    check_binary_arguments(logits, target, weight, pos_weight, reduction)
+    t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape)
+    check_rescale(rescale, 2, t2)
+    options = LossOptions(t1=t1, t2=t2, axis=None, reduction=reduction, rescale=rescale)
+    return options if key is None else _checked.keep(key, options)
+
+
+def _call_key(
+    logits: Tensor, target: Tensor, weights: tuple[Tensor | None, ...], t1: Temperature, t2: Temperature, *others: Any
+) -> Any:
+    """Everything that the validity of a call depends on, except values; None if it is not to be remembered."""
+    if isinstance(t1, Tensor) or isinstance(t2, Tensor) or torch.compiler.is_compiling():
+        return None
+    try:
+        key = (
+            logits.shape, logits.dtype, logits.device, target.shape, target.dtype, target.device,
+            *[None if w is None else (w.shape, w.dtype, w.device, w.requires_grad) for w in weights],
+            t1, t2, *others,
+            # 1.0 == 1 == True, but only one may be valid
+            type(t1), type(t2), *map(type, others),
+        )  # fmt: skip
+        hash(key)
+    except (AttributeError, TypeError):  # not tensors, or not hashable: the checks say what is wrong
+        return None
+    return key
 
 
 def check_all_classes(

@@ -19,17 +19,16 @@ from bitempered.torch.autograd import (
 )
 from bitempered.torch.checks import (
     check_all_classes,
-    check_binary_arguments,
     check_binary_values,
     check_class_axis,
     check_floating,
     check_not_negative,
     check_rescale,
     check_target_values,
+    checked_binary_options,
     checked_class_options,
     number_if_known,
     temperature_per_example,
-    temperatures_per_example,
 )
 from bitempered.torch.kernel_autograd import (
     binary_loss_by_kernel,
@@ -218,8 +217,8 @@ def class_loss(
     logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
 ) -> Tensor:
     """`bi_tempered_logistic_loss` of arguments that are valid except, perhaps, in their values, which it checks."""
-    t1, t2, axis = number_if_known(options.t1), number_if_known(options.t2), options.axis
-    options = options._replace(t1=t1, t2=t2)
+    options = _with_known_numbers(options)
+    t1, t2, axis = options.t1, options.t2, options.axis
     kernel = kernels.choose(logits, target, temperatures=(t1, t2))
     if kernel != "triton":  # the Triton kernels assert values on the device
         check_not_negative(weight, "weight")
@@ -232,6 +231,11 @@ def class_loss(
     losses = loss_per_example(logits, target, weight, options)
     losses = losses * outer if options.rescale else losses
     return reduce_classes(losses, target, weight, options).to(dtype)
+
+
+def _with_known_numbers(options: LossOptions) -> LossOptions:
+    t1, t2 = number_if_known(options.t1), number_if_known(options.t2)
+    return options if t1 is options.t1 and t2 is options.t2 else options._replace(t1=t1, t2=t2)
 
 
 def _loss_over_processes(
@@ -335,11 +339,11 @@ def bi_tempered_binary_logistic_loss(
     >>> bi_tempered_binary_logistic_loss(torch.tensor([-8.0, 8.0]), torch.zeros(2), t1=0.5, t2=2.0, reduction="none")
     tensor([0.0304, 1.2555])
     """
-    check_binary_arguments(logits, target, weight, pos_weight, reduction)
-    t1, t2 = temperatures_per_example(t1, t2, logits, logits.shape)
-    check_rescale(rescale, 2, t2)
-    t1, t2 = number_if_known(t1), number_if_known(t2)
-    options = LossOptions(t1=t1, t2=t2, axis=None, reduction=reduction, rescale=rescale)
+    options = checked_binary_options(
+        logits, target, weight, pos_weight, t1=t1, t2=t2, reduction=reduction, rescale=rescale
+    )
+    options = _with_known_numbers(options)
+    t1, t2 = options.t1, options.t2
     kernel = kernels.choose_binary(logits, target, temperatures=(t1, t2))
     if kernel != "triton":  # the Triton kernel asserts values on the device
         check_binary_values(target, weight, pos_weight)

@@ -15,6 +15,7 @@ from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
 from bitempered.kernels.triton.launch import (
     ASSERTING_OPTIONS,
+    DIRECT,
     launch_kernel,
     on_device_of,
     temperature_arguments,
@@ -36,6 +37,7 @@ from bitempered.kernels.triton.mathematics import (
 DIMENSIONS = 3  # that a kernel takes, after those that lie in memory as one are merged
 _BLOCK = 512
 _ways = Memo()
+_plans = Memo()  # for what a call repeats from an earlier one like it: see binary_loss
 _READABLE = (
     torch.float16,
     torch.bfloat16,
@@ -223,7 +225,23 @@ def binary_loss(
     gradient: Tensor | None = None,
     g: Tensor | None = None,
 ) -> Tensor:
-    """The binary loss in float32; the gradient of sum(g * loss) goes into `gradient`, if given."""
+    """The binary loss in float32; the gradient of sum(g * loss) goes into `gradient`, if given.
+
+    A call like an earlier one, without weights, launches what that one did: for small batches the rest takes longer.
+    """
+    key = None if pos_weight is not None or weight is not None or g is not None else _key(logits, target, options)
+    x, y, into = logits.data_ptr(), target.data_ptr(), 0 if gradient is None else gradient.data_ptr()
+    if key is not None and (x | y | into) % 16 == 0:
+        key = (*key, None if gradient is None else gradient.stride())
+        found = _plans.get(key)
+        if found is not None:
+            launch, pattern, reduce, values = found
+            losses = torch.empty_like(pattern)
+            each, total = (None, losses.data_ptr()) if reduce else (losses.data_ptr(), None)
+            launch(x, y, None, None, None, each, into or None, None, None, total, *values)
+            return losses.sum() if reduce else losses
+    else:
+        key = None
     reduce, mean = options.reduction != "none", options.reduction == "mean"
     n = logits.numel()
     if n == 0:
@@ -234,8 +252,25 @@ def binary_loss(
     out = None if reduce else torch.empty_like(logits, dtype=torch.float32)
     target = target if target.dtype in _READABLE else target.to(torch.float32)
     given = (logits, target, pos_weight, weight, g, out, gradient)
-    _run(given, options, sums, n if mean else 1, programs)
-    return sums.sum() if sums is not None else out  # type: ignore[return-value]
+    launched = _run(given, options, sums, n if mean else 1, programs)
+    losses = sums if out is None else out  # type: ignore[assignment]
+    if key is not None and launched is not None:
+        (launch, rest), values = launched
+        # Shape, strides, dtype and device, but no memory.
+        pattern = torch.empty_strided(losses.shape, losses.stride(), dtype=losses.dtype, device=losses.device)
+        pattern.untyped_storage().resize_(0)
+        _plans.keep(key, (launch, pattern, reduce, (*values, *rest)))
+    return losses.sum() if reduce else losses
+
+
+def _key(logits: Tensor, target: Tensor, options: LossOptions) -> Any:
+    """What the launch of a loss without weights depends on, but for the gradient; None if it is not remembered."""
+    if not DIRECT or isinstance(options.t1, Tensor) or isinstance(options.t2, Tensor) or target.dtype not in _READABLE:
+        return None
+    device = logits.get_device()
+    if device != torch.cuda.current_device():
+        return None
+    return options, device, logits.dtype, logits.shape, logits.stride(), target.dtype, target.stride()
 
 
 def sigmoid(logits: Tensor, t: Any, dtype: torch.dtype, *, with_slope: bool) -> tuple[Tensor, Tensor | None]:
@@ -250,7 +285,8 @@ def sigmoid(logits: Tensor, t: Any, dtype: torch.dtype, *, with_slope: bool) -> 
 
 def _run(
     tensors: tuple[Tensor | None, ...], options: LossOptions, sums: Tensor | None, divisor: int, programs: int
-) -> None:
+) -> Any:
+    """Launch the kernel. Returns the shortcut of `launch_kernel` and the arguments behind the tensors, or None."""
     logits, target, pos_weight, weight, g, out, gradient = tensors
     assert logits is not None
     *numbers, t1, _, t2, _ = temperature_arguments(options, 2, logits.device)
@@ -264,7 +300,7 @@ def _run(
         for mine, x in ((own[5], out), (own[6], gradient)):
             if x is not None and mine is not None:
                 x.copy_(mine)
-        return
+        return None
     constants = {
         **temperature_constants(options.t1, options.t2, "KIND", "FAST", "SAME", "T1_ZERO"),
         "STEPS": 2 if isinstance(options.t2, float) and options.t2 <= 1.25 else 3, "LOSS": target is not None,
@@ -273,8 +309,9 @@ def _run(
         "DIMENSIONS": way.dimensions, "WIDE": way.wide, "BLOCK": _BLOCK, "num_warps": 4,
     }  # fmt: skip
     with on_device_of(logits):
-        arguments = (*given, sums, *way.strides, *way.sizes, logits.numel(), *numbers, float(divisor))
-        launch_kernel(binary_kernel, programs, arguments, constants | ASSERTING_OPTIONS)
+        values = (*way.strides, *way.sizes, logits.numel(), *numbers, float(divisor))
+        shortcut = launch_kernel(binary_kernel, programs, (*given, sums, *values), constants | ASSERTING_OPTIONS)
+    return None if shortcut is None else (shortcut, values)
 
 
 class _Way(NamedTuple):

@@ -38,8 +38,10 @@ class _Plan(NamedTuple):
     pattern: Tensor  # of the losses: shape, dtype and device
     strides: tuple[int, ...]
     into_strides: tuple[int, ...]
-    values: tuple[Any, ...]  # the arguments of `loss_kernel` from `state_ptr` on
+    target_strides: tuple[int, ...]  # none for `loss_kernel`
+    values: tuple[Any, ...]  # the arguments of the kernel from `state_ptr` on
     count: Any  # launches `divisor_kernel` and has its last arguments; None if the divisor is not counted apart
+    counters: tuple[int, ...]  # the shape of what that leaves, for torch to add up
     targets: tuple[int, ...]  # the sizes that `divisor_kernel` takes
 
 
@@ -63,16 +65,20 @@ def loss(
             )  # fmt: skip
         plan = _plans.get(key)  # there is none for None
         if plan is not None:
-            launch, pattern, strides, into_strides, values, count, targets = plan
+            launch, pattern, strides, into_strides, target_strides, values, count, counters, targets = plan
             losses = torch.empty_like(pattern)
             total = None
+            # Addresses: Triton would ask every tensor for its own, which takes time.
             if count is not None:
                 launch_count, constants = count
-                divisor = torch.empty((), dtype=torch.float32, device=logits.device)
+                divisor = torch.empty(counters, dtype=torch.float32, device=logits.device)
+                launch_count(labels, None, divisor.data_ptr(), *targets, *constants)
+                divisor = divisor.sum() if counters else divisor
                 total = divisor.data_ptr()
-                launch_count(labels, None, total, *targets, *constants)
-            # Addresses: Triton would ask every tensor for its own, which takes time.
-            launch(x, *strides, made, *into_strides, labels, None, None, 0, losses.data_ptr(), total, *values)
+            launch(
+                x, *strides, made, *into_strides, labels, *target_strides, None, None, 0, losses.data_ptr(), total,
+                *values,
+            )  # fmt: skip
             return _finish(losses, options.reduction != "none", dtype)
     return _compute(logits, target, weight, options, dtype=dtype, gradient=into, key=key)
 
@@ -216,14 +222,13 @@ def _compute(
     labels = target.contiguous() if indices else target
     counted = divisor is not None or n > _COUNTED_BY_EACH or not indices or label_smoothing > 0
     count, targets = None, (n, classes, ignore_index)
+    counters: tuple[int, ...] = () if n <= _COUNTED_BY_ONE else (min(256, -(-n // _COUNT)),)
     if mean and indices and counted and divisor is None:
-        counters = 1 if n <= _COUNTED_BY_ONE else min(256, -(-n // _COUNT))
-        divisor = torch.empty(() if counters == 1 else counters, dtype=torch.float32, device=device)
+        divisor = torch.empty(counters, dtype=torch.float32, device=device)
         constants = {"WEIGHTED": weight is not None, "COUNT": _COUNT, "num_warps": 8, **COMPILER_OPTIONS}
         with on_device_of(x):
-            count = launch_kernel(divisor_kernel, counters, (labels, weight, divisor, *targets), constants)
-        if counters > 1:
-            divisor, key = divisor.sum(), None
+            count = launch_kernel(divisor_kernel, divisor.numel(), (labels, weight, divisor, *targets), constants)
+        divisor = divisor.sum() if counters else divisor
     common = {
         **geometry, **ASSERTING_OPTIONS,
         "WEIGHTED": weight is not None, "MEAN": mean, "REDUCE": reduce, "WITH_LOSS": dtype is not None,
@@ -233,30 +238,32 @@ def _compute(
     state_stride = 0 if state is None else state.stride(0)
     g_stride = 0 if g is None or reduce else 1
     g = g if g is None or reduce else g.contiguous()
+    values: tuple[Any, ...] = (state, state_stride, n, inner, classes, ignore_index)
+    if indices and not label_smoothing:
+        kernel: Any = loss_kernel
+        names = ("KIND", "NEAR", "FAST", "SHIFT", "Q", "R", "E", "SAME")
+        common |= temperature_constants(t1, t2, *names) | {"COUNTED": counted, "BLOCK": block}
+        if FAST_MATH and not geometry["SINGLE"] and common["KIND"] != 3:
+            common["maxnreg"] = _REGISTERS
+    else:
+        kernel = soft_loss_kernel
+        values += (label_smoothing, sum_tolerance(target.element_size()))
+        common |= temperature_constants(t1, t2, "KIND", "NEAR", "FAST", "T1_ZERO", "SAME") | {"INDICES": indices}
+        if geometry["SINGLE"] and geometry["COLUMNS"] > 512:  # a thread holds more numbers of each class here
+            common["num_warps"] = min(16, 2 * geometry["num_warps"])
+    y, target_strides = labels if indices else y, () if kernel is loss_kernel else y_strides
+    values += temperatures
+    arguments = x, *strides, into, *into_strides, y, *target_strides, weight, g, g_stride, losses, divisor, *values
     with on_device_of(x):
-        if indices and not label_smoothing:
-            tensors = (x, *strides, into, *into_strides, labels, weight, g, g_stride, losses, divisor)
-            values = (state, state_stride, n, inner, classes, ignore_index, *temperatures)
-            names = ("KIND", "NEAR", "FAST", "SHIFT", "Q", "R", "E", "SAME")
-            common |= temperature_constants(t1, t2, *names) | {"COUNTED": counted, "BLOCK": block}
-            if FAST_MATH and not geometry["SINGLE"] and common["KIND"] != 3:
-                common["maxnreg"] = _REGISTERS
-            shortcut = launch_kernel(loss_kernel, programs, (*tensors, *values), common)
-            if key is not None and shortcut is not None and x is logits and labels is target:
-                launch, rest = shortcut
-                pattern = losses.new_empty(()).expand(losses.shape)
-                pattern.untyped_storage().resize_(0)  # keeps shape, dtype and device, but no memory in a graph's pool
-                _plans.keep(key, _Plan(launch, pattern, strides, into_strides, (*values, *rest), count, targets))
-        else:
-            arguments = (
-                x, *strides, into, *into_strides, labels if indices else y, *y_strides,
-                weight, g, g_stride, losses, divisor, state, state_stride, n, inner, classes, ignore_index,
-                label_smoothing, sum_tolerance(target.element_size()), *temperatures,
-            )  # fmt: skip
-            common |= temperature_constants(t1, t2, "KIND", "NEAR", "FAST", "T1_ZERO", "SAME") | {"INDICES": indices}
-            if geometry["SINGLE"] and geometry["COLUMNS"] > 512:  # a thread holds more numbers of each class here
-                common["num_warps"] = min(16, 2 * geometry["num_warps"])
-            launch_kernel(soft_loss_kernel, programs, arguments, common)
+        shortcut = launch_kernel(kernel, programs, arguments, common)
+    in_place = x.data_ptr() == logits.data_ptr() and y.data_ptr() == target.data_ptr()  # no copy, but perhaps a view
+    if key is not None and shortcut is not None and in_place:
+        launch, rest = shortcut
+        pattern = losses.new_empty(()).expand(losses.shape)
+        pattern.untyped_storage().resize_(0)  # keeps shape, dtype and device, but no memory in a graph's pool
+        values += tuple(rest)
+        plan = _Plan(launch, pattern, strides, into_strides, target_strides, values, count, counters, targets)
+        _plans.keep(key, plan)
     return _finish(losses, reduce, dtype)
 
 

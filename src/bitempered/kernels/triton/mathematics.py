@@ -260,6 +260,14 @@ def gradient_terms(
 
 
 @triton.jit
+def nearby_terms(u, d, t1, s, KIND: tl.constexpr):
+    """r^t2, and 1 - r^(1-t1), which keeps its digits where r is near 1; for t1 < 1."""
+    log_r, _ = log_ratio(u, d, s, KIND, False)
+    x = (1.0 - t1) * log_r
+    return exp((1.0 + s) * log_r), tl.where(tl.abs(x) < 0.25, -x * _expm1_near(x), 1.0 - exp(x))
+
+
+@triton.jit
 def divergence(positive, log_y, log_p, t1, T1_ZERO: tl.constexpr):
     """One class's part of `core.loss`; log y is 0 where y is not positive."""
     gap = log_y - log_p

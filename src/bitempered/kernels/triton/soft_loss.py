@@ -73,18 +73,22 @@ def _soft_terms(
 
 @triton.jit
 def _apart(terms, v, e, highest):
-    """The sums over a tile of the terms, of v and e without the highest class, of its v, and the number of those."""
+    """The sums over a tile of the terms, of v and e without the highest class, of its v, and the number of those; and
+    the least and greatest v of those."""
+    least, greatest = tl.where(highest, v, float("inf")), tl.where(highest, v, float("-inf"))
+    least, greatest = tl.min(tl.min(least, 2), 1), tl.max(tl.max(greatest, 2), 1)
     top, rest = tl.where(highest, v, 0.0), tl.where(highest, 0.0, v)
     e, ties = tl.where(highest, 0.0, e), tl.where(highest, 1.0, 0.0)
     terms, rest, e = tl.sum(terms, 2), tl.sum(rest, 2), tl.sum(e, 2)
     terms, rest, e, top, ties, _, _, _ = sums(terms, rest, e, tl.sum(top, 2), tl.sum(ties, 2), e, e, e, 5)
-    return terms, rest, e, top, ties
+    return terms, rest, e, top, ties, least, greatest
 
 
 @triton.jit
 def _gradient(v, e, highest, share, rest_pull, rest_mass):
     """v - e sum(v) / sum(e). For a class with most of sum(e) that is a difference of almost equal numbers, which
-    `rescale` would magnify. So of the highest class it is v (the rest of sum(e)) - e (the rest of sum(v)), over sum(e).
+    `rescale` would magnify. So of the highest class it is v (the rest of sum(e)) - e (the rest of sum(v)), over sum(e),
+    and so it is for each of several that are equal, v included.
     """
     return tl.where(highest, v * rest_mass - e * rest_pull, v - e * share)
 
@@ -157,12 +161,13 @@ def soft_loss_kernel(
         divisor = tl.load(divisor_ptr).to(tl.float32) if INDICES else n_rows * 1.0
 
     loss, pull, mass, of_top, ties = nothing, nothing, nothing, nothing, nothing
+    least_top, most_top = nothing + float("inf"), nothing - float("inf")
     if SINGLE:
         terms, v, e = _soft_terms(
             wide(top) - tile, wide(m), d, z * inverse, log2_z - log2_total, t1_wide, t2_wide, s_wide,
             KIND, FAST, T1_ZERO, SAME, WEIGHTED,
         )  # fmt: skip
-        loss, pull, mass, of_top, ties = _apart(terms, v, e, tile == wide(peak))
+        loss, pull, mass, of_top, ties, least_top, most_top = _apart(terms, v, e, tile == wide(peak))
     else:
         for at in tl.range(0, n_classes, COLUMNS):
             at = tl.multiple_of(at, 16)
@@ -175,8 +180,9 @@ def soft_loss_kernel(
                 wide(top) - a, wide(m), d, z_tile * inverse, log2_tile - log2_total, t1_wide, t2_wide, s_wide,
                 KIND, FAST, T1_ZERO, SAME, WEIGHTED,
             )  # fmt: skip
-            x0, x1, x2, x3, x4 = _apart(terms_tile, v_tile, e_tile, a == wide(peak))
+            x0, x1, x2, x3, x4, lower, upper = _apart(terms_tile, v_tile, e_tile, a == wide(peak))
             loss, pull, mass, of_top, ties = loss + x0, pull + x1, mass + x2, of_top + x3, ties + x4
+            least_top, most_top = tl.minimum(least_top, lower), tl.maximum(most_top, upper)
     if WITH_LOSS:
         loss = tl.where(empty, 0.0, total * scale * tl.where(loss < 0.0, 0.0, loss))
         loss = tl.where(ignored | known, loss, float("nan"))
@@ -188,7 +194,7 @@ def soft_loss_kernel(
     e_top, _ = escort_power(top - peak, decay_factor(m, s, stretch, KIND), t2, s, KIND, FAST)
     whole = mass + ties * e_top
     share, pull, mass = (pull + of_top) / whole, pull / whole, mass / whole
-    peak = tl.where(ties == 1.0, peak, float("inf"))  # two such classes have half of it each: nothing cancels
+    peak = tl.where(least_top == most_top, peak, float("inf"))  # where v differs, as at a label, nothing cancels
     if WITH_STATE:
         store_state(state_ptr, state_stride, row, row_in, top, m, total, factor, share, pull, mass, peak)
     if WITH_GRAD:
