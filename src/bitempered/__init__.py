@@ -3,4 +3,4 @@
 Importing this package imports no framework: use `bitempered.torch`, `jax`, `keras`, `numpy`, `sklearn` or `boosting`.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
