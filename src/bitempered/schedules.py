@@ -99,7 +99,7 @@ def default(classes: int, steps: float) -> "Anneal":
     Cross-entropy needs some 200 steps of its own, and more with many classes. In a run of fewer than 4,000 steps
     `anneal` with a later `begin` can be better.
 
-    >>> default(10, 100)(5), default(10, 100)(40), default(2, 100)(40), default(100, 100)(55)
+    >>> default(10, 100)(5), default(10, 100)(40), default(2, 100)(40), default(100, 100)(56)
     ((1.0, 1.0), (0.0, 1.75), (0.0, 2.0), (0.0, 1.38))
     >>> default(10, 100).begin, default(100, 100).begin
     (5.0, 20.0)
@@ -107,5 +107,5 @@ def default(classes: int, steps: float) -> "Anneal":
     check_number(classes, "classes", least=1)
     check_number(steps, "steps", least=0)
     t2 = round(1 + min(1.0, 0.75 * math.log(10) / math.log(max(classes, 2))), 2)
-    begin = min(max(0.05, 0.002 * classes), 0.2)
-    return anneal((1.0, 1.0), (0.0, t2), begin=begin * steps, finish=(begin + 0.35) * steps)
+    later = min(max(0.0, 0.002 * (classes - 25)), 0.15)
+    return anneal((1.0, 1.0), (0.0, t2), begin=(0.05 + later) * steps, finish=(0.4 + later) * steps)
