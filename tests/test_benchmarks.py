@@ -194,6 +194,7 @@ def test_decay_runs(tmp_path, monkeypatch):
     assert "| decay 0 | decay 0.1 |" in (tmp_path / "decay.md").read_text()
 
 
+@pytest.mark.slow
 def test_estimators_run_and_go_on_from_their_rows(tmp_path, monkeypatch):
     pytest.importorskip("lightgbm")
     pytest.importorskip("xgboost")
