@@ -18,7 +18,7 @@ def assert_close(weights, expected):
         torch.testing.assert_close(weights[name], value, rtol=1e-10, atol=1e-10, msg=name)
 
 
-@pytest.mark.parametrize(("world", "kind"), [(2, "ddp"), (4, "fsdp")])  # test_team has DDP on 4, the next test FSDP on 2
+@pytest.mark.parametrize(("world", "kind"), [(2, "ddp"), (4, "fsdp")])  # others: test_team, the next test
 def test_ignored_and_weighted_tags_are_counted_over_all_processes(world, kind):
     """The first process has none but ignored tags. Parts differ in size, and their gradients are accumulated."""
     for weight in (None, fsdp_cases.WEIGHT):
