@@ -80,7 +80,8 @@ function ask(message) {
   if (socket && socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify(message));
 }
 
-const wanted = () => (settings.data === "own" ? settings : { ...settings, points: [] });
+// Own points as the link has them, rounded: who opens it sees the same nets.
+const wanted = () => ({ ...settings, points: settings.data === "own" ? decodePoints(encodePoints(settings.points)) : [] });
 
 let timer = null;
 function restart({ soon = false } = {}) {
