@@ -385,14 +385,13 @@ def not_negative(divergence: Array, *, xp: Any) -> Array:
 
 def gradient(y: Array, at: State, t1: Temperature, t2: Temperature, *, axis: int, xp: Any) -> Array:
     """dL/da_i = v_i - e_i sum_j v_j, with v_j = (y_hat_j - y_j) y_hat_j^(t2-t1) and the escort distribution e."""
-    v = (xp.exp(at.log_p) - y) * power(at.log_p, t2 - t1, outside=at.outside, xp=xp)
-    by_a = v - at.escort * xp.sum(v, axis=axis)
-    # Where equal largest classes have most of e, these terms cancel. But all entries sum to 0, so with q = e / max(e):
-    top = xp.max(at.escort, axis=axis)
-    largest, q = at.escort == top, at.escort / top
-    apart = xp.where(largest, v - q * xp.max(xp.where(largest, v, -math.inf), axis=axis), by_a)
-    mass = xp.sum(xp.where(largest, at.escort, 0.0), axis=axis)
-    return xp.where(largest & (mass > 0.5), apart - at.escort * (xp.sum(apart, axis=axis) / mass), by_a)
+    v, e = (xp.exp(at.log_p) - y) * power(at.log_p, t2 - t1, outside=at.outside, xp=xp), at.escort
+    # The two terms nearly cancel for the largest classes, of equal logits or a single one, if these have most of e.
+    # Since e sums to 1, v may be replaced by v + c e: there by one that is 0 for the largest v of these classes.
+    top, total = xp.max(e, axis=axis), xp.sum(v, axis=axis)
+    v_top = xp.max(v + 1e30 * (e - top), axis=axis)  # the sum is v for these classes and below -1 for all others
+    v = v - e / top * xp.where(abs(v_top - top * total) < abs(v_top) / 2, v_top, 0.0)
+    return v - e * xp.sum(v, axis=axis)
 
 
 def curvature(at: State, t1: Temperature, t2: Temperature, *, axis: int, xp: Any) -> Array:
