@@ -221,7 +221,7 @@ def test_what_it_refuses():
         "targets that need no gradient": (logits, target.clone().requires_grad_()),
         "8 dimensions": (logits.view(6, *[1] * 8), target.view(6, *[1] * 8)),
     }.items():
-        assert kernels.choose_binary(x, y) == "core"
+        assert kernels.choose(x, y, binary=True) == "core"
         with kernels.use("cpu"), pytest.raises(RuntimeError, match=f"cannot compute this binary loss: .*{reason}"):
             bi_tempered_binary_logistic_loss(x, y, 0.8, 1.2)
     with kernels.use("triton"), pytest.raises(RuntimeError, match="triton kernel cannot compute this binary loss"):

@@ -8,7 +8,13 @@ import torch
 from cpu_kernel_cases import FEW_PAIRS, exact, make, run
 
 from bitempered import kernels
-from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
+from bitempered.torch import (
+    bi_tempered_binary_logistic_loss,
+    bi_tempered_logistic_loss,
+    log_partition,
+    tempered_sigmoid,
+    tempered_softmax,
+)
 
 HALVES = [torch.bfloat16, torch.float16]
 PAIRS = [*FEW_PAIRS, (0.5, 1.0), (1.0, 4.0), (1.4, 1.5), (1 - 1e-6, 1 + 1e-6), (1.9, 2.0)]
@@ -286,3 +292,24 @@ def test_second_derivatives_and_later_backwards():
         (want,) = torch.autograd.grad(want, wide, g.double(), create_graph=True)
         (second,), (wanted,) = (torch.autograd.grad(z.square().sum(), v) for z, v in ((graph, leaf), (want, wide)))
         torch.testing.assert_close(second.double(), wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_the_default_device_may_be_another(reduction):
+    """Results lie where the logits do: the kernel would write to addresses of the default device."""
+    logits, target = make(5, 6, 2.0)
+    losses = [
+        lambda x: bi_tempered_logistic_loss(x, target, 0.8, 1.2, reduction=reduction),
+        lambda x: bi_tempered_binary_logistic_loss(x, logits > 0, 0.8, 1.2, reduction=reduction),
+        lambda x: tempered_softmax(x, 1.2),
+        lambda x: log_partition(x, 1.2),
+        lambda x: tempered_sigmoid(x, 1.2),
+    ]
+    for loss in losses:
+        results = []
+        for device in ("cpu", "meta"):
+            leaf = logits.clone().requires_grad_()
+            with torch.device(device), kernels.use("cpu"):
+                value = loss(leaf)
+                results.append((value, *torch.autograd.grad(value.sum(), leaf)))
+        assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bitempered.kernels import cpu, hooks
 
-__all__ = ["choose", "choose_binary", "chosen", "require_core", "use"]
+__all__ = ["choose", "chosen", "require_core", "use"]
 
 NAMES = ("core", "triton", "cpu")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -69,20 +69,11 @@ def chosen(logits: Tensor, target: Tensor | None = None, *, binary: bool = False
     ...     chosen(torch.zeros(2, 3), torch.tensor([0, 2]))
     'core'
     """
-    return (choose_binary if binary else choose)(logits, target)
+    return choose(logits, target, binary=binary)
 
 
-def choose(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ...] = ()) -> str:
-    """Return the name of the implementation for a loss over classes or, without a target, for a tempered softmax."""
-    return _choose(logits, target, temperatures, binary=False)
-
-
-def choose_binary(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ...] = ()) -> str:
-    """Return the name of the implementation for a binary loss or, without a target, for a tempered sigmoid."""
-    return _choose(logits, target, temperatures, binary=True)
-
-
-def _choose(logits: Tensor, target: Tensor | None, temperatures: tuple[Any, ...], *, binary: bool) -> str:
+def choose(logits: Tensor, target: Tensor | None, *, temperatures: tuple[Any, ...] = (), binary: bool = False) -> str:
+    """Return the name of the implementation for a loss or, without a target, for a tempered softmax or sigmoid."""
     if torch.compiler.is_compiling():
         return _compiled(logits, target, temperatures, binary)
     forced = _forced.get()
@@ -196,12 +187,13 @@ def _cpu_refuses(logits: Tensor, target: Tensor | None, temperatures: tuple[Any,
 
 
 def _cpu_cannot(logits: Tensor, target: Tensor | None, temperatures: tuple[Any, ...], binary: bool) -> str | None:
-    if any(isinstance(t, Tensor) for t in temperatures):
-        return "it takes temperatures that are numbers, got a tensor"
+    for t in temperatures:
+        if isinstance(t, Tensor):
+            return "it takes temperatures that are numbers, got a tensor"
     if target is not None and target.requires_grad:
         return "it takes targets that need no gradient"
     for x in (logits, target):
-        if x is not None and x.is_floating_point() and x.dtype not in cpu.DTYPES:
+        if x is not None and x.dtype not in cpu.DTYPES and x.is_floating_point():
             return f"it takes float16, bfloat16, float32 and float64, got {x.dtype}"
     if logits.dim() > cpu.DIMENSIONS if binary else max(logits.shape) >= 2**31:
         return f"it takes {cpu.DIMENSIONS} dimensions and 2^31 - 1 classes at most, got shape {tuple(logits.shape)}"

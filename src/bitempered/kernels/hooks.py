@@ -13,6 +13,7 @@ __all__ = [
     "NEEDED",
     "constant_when_compiled",
     "is_constant",
+    "is_wrapped",
     "jvp_levels",
     "missing",
     "single_level_apply",
@@ -72,8 +73,13 @@ def constant_when_compiled(function: Any) -> Any:
 
 
 def transformed() -> bool:
-    """Whether torch.func transforms are active, or this torch does not tell. torch.compile can trace this."""
-    return bool(missing) or _transforms_active()
+    """Whether torch.func or forward mode is active, or this torch does not tell. torch.compile can trace this."""
+    return bool(missing) or _transforms_active() or forward_ad._current_level >= 0
+
+
+def is_wrapped(x: Any) -> bool:
+    """Whether x is a tensor that a torch.func transform has wrapped, or this torch does not tell."""
+    return isinstance(x, Tensor) and (bool(missing) or _is_wrapped(x))
 
 
 def jvp_levels() -> int | None:

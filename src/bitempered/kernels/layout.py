@@ -10,7 +10,8 @@ from torch import Tensor
 def as_blocks(x: Tensor, axis: int) -> tuple[Tensor, int, int, tuple[int, int, int]]:
     """Return x (or a copy) as blocks of rows: it, the numbers of blocks and of rows in each, and the three strides."""
     if axis == 1 and x.dim() == 2:
-        return x, 1, x.shape[0], (0, x.stride(0), x.stride(1))
+        row, of_class = x.stride()
+        return x, 1, x.shape[0], (0, row, of_class)
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     if after == 1:
         x = x.reshape(before, x.shape[axis])

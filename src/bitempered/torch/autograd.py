@@ -40,12 +40,15 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def without_tensors(options: LossOptions) -> tuple[LossOptions, tuple[Tensor | None, Tensor | None]]:
     """Return the options with None for temperatures that are tensors, and those tensors, which autograd must save."""
-    t1, t2 = (t if isinstance(t, Tensor) else None for t in (options.t1, options.t2))
+    if type(options.t1) is float and type(options.t2) is float:  # quicker than the questions below
+        return options, (None, None)
+    t1 = options.t1 if isinstance(options.t1, Tensor) else None
+    t2 = options.t2 if isinstance(options.t2, Tensor) else None
     numbers = options if t1 is None else options._replace(t1=None)
     return numbers if t2 is None else numbers._replace(t2=None), (t1, t2)
 
 
-def with_tensors(options: LossOptions, *, t1: Tensor | None, t2: Tensor | None) -> LossOptions:
+def with_tensors(options: LossOptions, t1: Tensor | None = None, t2: Tensor | None = None) -> LossOptions:
     """Undo `without_tensors`."""
     options = options if t1 is None else options._replace(t1=t1)
     return options if t2 is None else options._replace(t2=t2)
@@ -228,7 +231,14 @@ def _at_solution(
 
 
 def log_softmax_and_partition(logits: Tensor, t: Temperature, axis: int) -> tuple[Tensor, Tensor]:
-    return _mode(_LogSoftmax, _LogSoftmaxForwardMode).apply(logits, along(t, axis), axis)
+    return _apply(_mode(_LogSoftmax, _LogSoftmaxForwardMode), logits, along(t, axis), axis)
+
+
+def _apply(function: Any, *arguments: Any) -> Any:
+    """function.apply(*arguments). In plain eager mode, skip its support for torch.func: it inspects signatures."""
+    if torch.compiler.is_compiling() or hooks.transformed() or any(map(hooks.is_wrapped, arguments)):
+        return function.apply(*arguments)
+    return hooks.single_level_apply(function)(*arguments)
 
 
 def _mode(function: Any, with_forward_mode: Any) -> Any:
@@ -265,4 +275,4 @@ def _along_classes(options: LossOptions) -> LossOptions:
 
 
 def _loss_and_m(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> tuple[Tensor, Tensor]:
-    return _mode(_Loss, _LossForwardMode).apply(logits, target, weight, *options)
+    return _apply(_mode(_Loss, _LossForwardMode), logits, target, weight, *options)

@@ -56,9 +56,8 @@ def checked_class_options(
     Arguments like those of an earlier valid call are not validated again: a training loop repeats the same call.
     Tensor temperatures are validated each time, values included; in the options they have one value per example.
     """
-    of_call = ignore_index, reduction, label_smoothing, rescale
-    key = None if shard else _call_key(logits, target, (weight,), t1, t2, *of_call)
-    found = None if key is None else _checked.get(key)
+    of_call = t1, t2, ignore_index, reduction, label_smoothing, rescale
+    key, found = (None, None) if shard else _earlier(logits, target, weight, None, of_call)
     if found is not None:
         return _as_target(target), found
     check_options(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
@@ -96,8 +95,7 @@ def checked_binary_options(
     rescale: bool,
 ) -> LossOptions:
     """`checked_class_options` for the binary loss."""
-    key = _call_key(logits, target, (weight, pos_weight), t1, t2, reduction, rescale)
-    found = None if key is None else _checked.get(key)
+    key, found = _earlier(logits, target, weight, pos_weight, (t1, t2, reduction, rescale))
     if found is not None:
         return found
     check_binary_arguments(logits, target, weight, pos_weight, reduction)
@@ -107,24 +105,29 @@ def checked_binary_options(
     return options if key is None else _checked.keep(key, options)
 
 
-def _call_key(
-    logits: Tensor, target: Tensor, weights: tuple[Tensor | None, ...], t1: Temperature, t2: Temperature, *others: Any
-) -> Any:
-    """Everything that the validity of a call depends on, except values; None if it is not to be remembered."""
-    if isinstance(t1, Tensor) or isinstance(t2, Tensor) or torch.compiler.is_compiling():
-        return None
+def _earlier(
+    logits: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, of_call: tuple[Any, ...]
+) -> tuple[Any, LossOptions | None]:
+    """Return everything that the validity of a call depends on, except values, and the options of a call like it.
+
+    The first is None if the call, with temperatures t1 and t2 in front of `of_call`, is not to be remembered.
+    """
+    if isinstance(of_call[0], Tensor) or isinstance(of_call[1], Tensor) or torch.compiler.is_compiling():
+        return None, None
     try:
         key = (
             logits.shape, logits.dtype, logits.device, target.shape, target.dtype, target.device,
-            *[None if w is None else (w.shape, w.dtype, w.device, w.requires_grad) for w in weights],
-            t1, t2, *others,
-            # 1.0 == 1 == True, but only one may be valid
-            type(t1), type(t2), *map(type, others),
+            None if weight is None else _kind(weight),
+            None if pos_weight is None else _kind(pos_weight),
+            of_call, *map(type, of_call),  # 1.0 == 1 == True, but only one may be valid
         )  # fmt: skip
-        hash(key)
+        return key, _checked.get(key)
     except (AttributeError, TypeError):  # not tensors, or not hashable: the checks say what is wrong
-        return None
-    return key
+        return None, None
+
+
+def _kind(weight: Tensor) -> tuple[Any, ...]:
+    return weight.shape, weight.dtype, weight.device, weight.requires_grad
 
 
 def check_all_classes(

@@ -136,7 +136,7 @@ def tempered_sigmoid(logits: Tensor, t: Temperature) -> Tensor:
     """
     check_floating(logits, "logits")
     t = number_if_known(temperature_per_example(t, logits, logits.shape))
-    kernel = kernels.choose_binary(logits, None, temperatures=(t,))
+    kernel = kernels.choose(logits, None, temperatures=(t,), binary=True)
     if kernel != "core":
         return sigmoid_by_kernel(kernel, logits, t, result_dtype(logits))
     pairs = torch.stack((torch.zeros_like(logits), logits), dim=-1)
@@ -198,7 +198,7 @@ def bi_tempered_logistic_loss(
 
     Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
     """
-    if group is not None or (not torch.compiler.is_compiling() and type(logits) not in _PLAIN):
+    if group is not None or (type(logits) not in _PLAIN and not torch.compiler.is_compiling()):
         parts = class_shards(logits, target, weight, group)
         if parts is not None:
             loss = _loss_over_processes(
@@ -217,13 +217,13 @@ def class_loss(
     logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
 ) -> Tensor:
     """`bi_tempered_logistic_loss` of arguments that are valid except, perhaps, in their values, which it checks."""
-    options = _with_known_numbers(options)
-    t1, t2, axis = options.t1, options.t2, options.axis
-    kernel = kernels.choose(logits, target, temperatures=(t1, t2))
-    if kernel != "triton":  # the Triton kernels assert values on the device
+    options, temperatures = _with_known_numbers(options)
+    kernel = kernels.choose(logits, target, temperatures=temperatures)
+    if weight is not None and kernel != "triton":  # the Triton kernels assert values on the device
         check_not_negative(weight, "weight")
     if kernel != "core":  # "cpu" checks class indices itself
         return loss_by_kernel(kernel, logits, target, weight, options, dtype)
+    t1, t2, axis = options.t1, options.t2, options.axis
     check_target_values(target, logits.shape[axis], options)
     outer: Temperature = 1.0
     if options.rescale:
@@ -233,9 +233,12 @@ def class_loss(
     return reduce_classes(losses, target, weight, options).to(dtype)
 
 
-def _with_known_numbers(options: LossOptions) -> LossOptions:
-    t1, t2 = number_if_known(options.t1), number_if_known(options.t2)
-    return options if t1 is options.t1 and t2 is options.t2 else options._replace(t1=t1, t2=t2)
+def _with_known_numbers(options: LossOptions) -> tuple[LossOptions, tuple[Temperature, ...]]:
+    """Return the options with numbers for the temperatures that are known, and both temperatures, or () for numbers."""
+    if type(options.t1) is float and type(options.t2) is float:  # quicker than to ask for tensors
+        return options, ()
+    options = options._replace(t1=number_if_known(options.t1), t2=number_if_known(options.t2))
+    return options, (options.t1, options.t2)
 
 
 def _loss_over_processes(
@@ -342,16 +345,18 @@ def bi_tempered_binary_logistic_loss(
     options = checked_binary_options(
         logits, target, weight, pos_weight, t1=t1, t2=t2, reduction=reduction, rescale=rescale
     )
-    options = _with_known_numbers(options)
-    t1, t2 = options.t1, options.t2
-    kernel = kernels.choose_binary(logits, target, temperatures=(t1, t2))
+    options, temperatures = _with_known_numbers(options)
+    kernel = kernels.choose(logits, target, temperatures=temperatures, binary=True)
     if kernel != "triton":  # the Triton kernel asserts values on the device
         check_binary_values(target, weight, pos_weight)
     if kernel != "core":
         return binary_loss_by_kernel(kernel, logits, target, pos_weight, weight, options, result_dtype(logits))
     if pos_weight is not None:
         pos_weight = pos_weight.expand_as(logits)
-    a, outer = _rescaled(logits, classes=2, t1=t1, t2=t2, axis=None) if rescale else (logits, 1.0)
+    outer: Temperature = 1.0
+    a = logits
+    if rescale:
+        a, outer = _rescaled(logits, classes=2, t1=options.t1, t2=options.t2, axis=None)
     losses = loss_per_example(a, target, pos_weight, options)
     losses = losses * outer if rescale else losses
     if weight is not None:

@@ -27,19 +27,21 @@ from bitempered.torch.reductions import safe_divisor
 
 
 class _KernelLoss(torch.autograd.Function):
-    """(logits, target, class weights, t1, t2, options, dtype, kernel) -> the reduced loss.
+    """(logits, target, class weights, (options, dtype, kernel)) -> the reduced loss.
 
-    Temperatures are None or, if they are not numbers, tensors without a gradient. Forward also computes the gradient.
-    The first backward scales that tensor in place and returns it; later ones recompute it. In float16 every backward
-    computes it: divided by a mean's count, it would vanish before a loss scale could multiply it.
+    If temperatures are not numbers, t1 and t2 follow as tensors without a gradient, or None. Forward also computes the
+    gradient. The first backward scales that tensor in place and returns it; later ones recompute it. In float16 every
+    backward computes it: divided by a mean's count, it would vanish before a loss scale could multiply it.
     """
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        logits, target, weight, t1, t2, ctx.options, dtype, kernel = arguments
-        ctx.kernel = kernel
-        ctx.save_for_backward(logits, target, weight, t1, t2)
-        options = with_tensors(ctx.options, t1=t1, t2=t2)
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, constants: tuple[Any, ...], *temperatures: Any
+    ) -> Tensor:
+        ctx.constants = options, dtype, kernel = constants
+        ctx.save_for_backward(logits, target, weight, *temperatures)
+        if temperatures:
+            options = with_tensors(options, *temperatures)
         if logits.dtype == torch.float16:
             return kernel.loss(logits, target, weight, options, dtype, None)
         ctx.gradient = empty_gradient(logits, options.axis)
@@ -47,13 +49,14 @@ class _KernelLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        kernel, axis, none = ctx.kernel, ctx.options.axis, (None,) * 7
+        options, _, kernel = ctx.constants
+        axis, none = options.axis, (None,) * (len(ctx.needs_input_grad) - 1)
         by_core = torch.is_grad_enabled() or not _has_memory(g)
         gradient = None if by_core else vars(ctx).pop("gradient", None)
         if gradient is not None:
             return kernel.scale_(gradient, g, axis), *none
-        logits, target, weight, t1, t2 = ctx.saved_tensors
-        options = with_tensors(ctx.options, t1=t1, t2=t2)
+        logits, target, weight, *temperatures = ctx.saved_tensors
+        options = with_tensors(options, *temperatures)
         if not by_core:
             return kernel.gradient(g, logits, target, weight, options), *none
         rows = g.unsqueeze(axis) if options.reduction == "none" else g
@@ -82,21 +85,21 @@ def _gradient_by_core(logits: Tensor, target: Tensor, weight: Tensor | None, opt
 
 
 class _KernelBinaryLoss(torch.autograd.Function):
-    """(logits, target, pos_weight, weight, t1, t2, options, dtype, kernel) -> the binary loss, as _KernelLoss."""
+    """(logits, target, pos_weight, weight, t1, t2, (options, dtype, kernel)) -> the binary loss, as _KernelLoss."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        logits, target, pos_weight, weight, t1, t2, ctx.options, dtype, kernel = arguments
-        ctx.kernel = kernel
+        logits, target, pos_weight, weight, t1, t2, (numbers, dtype, kernel) = arguments
+        ctx.options, ctx.kernel = numbers, kernel
         ctx.save_for_backward(logits, target, pos_weight, weight, t1, t2)
         if logits.dtype != torch.float16:
             ctx.gradient = torch.empty_like(logits)
-        made, options = vars(ctx).get("gradient"), with_tensors(ctx.options, t1=t1, t2=t2)
+        made, options = vars(ctx).get("gradient"), with_tensors(numbers, t1=t1, t2=t2)
         return kernel.binary_loss(logits, target, pos_weight, weight, options, gradient=made).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        kernel, none = ctx.kernel, (None,) * 8
+        kernel, none = ctx.kernel, (None,) * 6
         by_core = torch.is_grad_enabled() or not _has_memory(g)
         gradient = None if by_core else vars(ctx).pop("gradient", None)
         if gradient is not None:
@@ -181,7 +184,8 @@ def loss_by_kernel(
         return torch.ops.bitempered.loss.default(*tensors, *numbers, kernel, dtype, needs_gradient)[0]
     module = implementation(kernel)
     if needs_gradient:
-        return _apply_kernel_loss(logits, target, weight, *temperatures, numbers, dtype, module)
+        constants = numbers, dtype, module
+        return _apply_kernel_loss(logits, target, weight, constants, *(() if numbers is options else temperatures))
     return module.loss(logits, target, weight, options, dtype, None)
 
 
@@ -204,7 +208,7 @@ def binary_loss_by_kernel(
         return torch.ops.bitempered.binary_loss.default(*tensors, *numbers, kernel, dtype, needs_gradient)[0]
     module = implementation(kernel)
     if needs_gradient:
-        return _apply_kernel_binary_loss(logits, target, pos_weight, weight, *temperatures, numbers, dtype, module)
+        return _apply_kernel_binary_loss(logits, target, pos_weight, weight, *temperatures, (numbers, dtype, module))
     return module.binary_loss(logits, target, pos_weight, weight, options).to(dtype)
 
 

@@ -86,8 +86,7 @@ typedef struct { /* as in cpu.py */
     const void *g;
     int64_t g_stride, n, inner, k, ignore_index, reduction;
     double t1, t2, smoothing, tolerance, stretch, outer;
-    void *losses;
-    double *reduced;
+    void *out; /* what the reduction leaves */
     Parallel *parallel;
     int64_t threads;
 } LossCall;
@@ -108,7 +107,7 @@ int bitempered_loss(const LossCall *call) {
                 .g = call->g, .g_stride = call->g_stride, .smoothing = call->smoothing, .outer = call->outer,
                 .tolerance = call->tolerance,
                 .ignore_index = call->ignore_index, .soft = call->smoothing > 0 || !call->labels,
-                .losses = call->losses,
+                .losses = call->reduction == NONE ? call->out : NULL,
                 .scale = call->reduction != MEAN ? 1 : divisor > 0 ? 1 / divisor : 0}; /* a mean of nothing has none */
     int64_t grains = n / grain_of(&job.of) + 1;
     vf *shared = NULL;
@@ -122,7 +121,7 @@ int bitempered_loss(const LossCall *call) {
         work(&job);
     if (!job.out_of_memory && call->reduction != NONE) {
         for (int64_t i = 0; i < grains; i++) sum += job.sums[i];
-        *call->reduced = call->reduction == SUM ? sum : divisor == 0 ? NAN : sum / divisor;
+        put_number(call->out, is_64(&job.of), call->reduction == SUM ? sum : divisor == 0 ? NAN : sum / divisor);
     }
     free(job.sums);
     free(shared);
@@ -133,7 +132,7 @@ typedef struct { /* as in cpu.py */
     Operand logits, target, pos_weight, weight, g, out, gradient;
     int64_t n, dimensions, sizes[DIMENSIONS], reduction;
     double t1, t2, stretch, outer;
-    double *reduced;
+    void *reduced; /* or null */
     Parallel *parallel;
     int64_t threads;
 } BinaryCall;
@@ -157,7 +156,8 @@ int bitempered_binary(const BinaryCall *call) {
         work_binary(&job);
     double sum = 0;
     for (int64_t i = 0; i < grains; i++) sum += job.sums[i];
-    if (call->reduced) *call->reduced = call->reduction == MEAN ? sum / (double)n : sum;
+    if (call->reduction == MEAN) sum /= (double)n;
+    if (call->reduced) put_number(call->reduced, call->logits.dtype == FLOAT64, sum);
     free(job.sums);
     return FINE;
 }

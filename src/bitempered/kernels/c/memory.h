@@ -179,3 +179,7 @@ static double number_at(const View *x, const Place *at, int64_t class, int l) {
     if (x->dtype == FLOAT32) return read_vector(raw, FLOAT32)[0];
     return (x->dtype == BFLOAT16 ? read_vector(raw, BFLOAT16) : read_vector(raw, FLOAT16))[0];
 }
+static void put_number(void *to, int wide, double number) {
+    if (wide) *(double *)to = number;
+    else *(float *)to = (float)number;
+}
