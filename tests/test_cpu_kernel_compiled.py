@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cpu_kernel_cases import make
+from torch.autograd import forward_ad
 
 import bitempered.kernels.operators  # noqa: F401 (registers them)
 from bitempered import kernels
@@ -146,3 +147,23 @@ def test_second_derivatives_are_refused(binary):
     value = torch.compile(lambda a: loss(a, y, 0.8, 1.2), backend="eager")(x)
     with pytest.raises(RuntimeError, match="first derivatives only"):
         torch.autograd.grad(value, x, create_graph=True)
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+def test_forward_mode_is_not_lost(backend):
+    """The operators have no forward mode, and would drop the tangent of logits that need no gradient."""
+    generator = torch.Generator().manual_seed(0)
+    logits, tangent = (torch.randn(4, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    target = torch.randint(5, (4,), generator=generator)
+    losses = [
+        lambda a: bi_tempered_logistic_loss(a, target, 0.5, 1.3),
+        lambda a: bi_tempered_binary_logistic_loss(a, (logits > 0).double(), 0.5, 1.3),
+    ]
+    for loss in losses:
+        torch.compiler.reset()
+        step = torch.compile(loss, backend=backend)
+        step(logits)  # a graph without forward mode must not serve for it
+        with forward_ad.dual_level():
+            got = forward_ad.unpack_dual(step(forward_ad.make_dual(logits, tangent))).tangent
+        difference = (loss(logits + 1e-6 * tangent) - loss(logits - 1e-6 * tangent)) / 2e-6
+        torch.testing.assert_close(got, difference, rtol=1e-7, atol=1e-9)  # eps / 1e-6

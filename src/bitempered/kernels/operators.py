@@ -1,11 +1,12 @@
 """The losses as torch operators, which torch.compile treats as opaque.
 
-One call solves for the loss and leaves what backward needs. For a loss over classes on a GPU that is a few numbers per
-row, from which one operator writes the final gradient, multiplied by the incoming one: no further pass over it is
-needed. Otherwise it is the gradient itself; backward multiplies it by the incoming one, and torch.compile fuses that
-with the rest. On a CPU in float16 backward computes the gradient, as in eager mode.
+One call solves for the loss and leaves what backward needs. That is the gradient; backward multiplies it by the
+incoming one, and torch.compile fuses that with the rest. In float16 backward computes the gradient, as in eager mode.
+With many classes on a GPU it is a few numbers per row instead, from which a second operator writes the final gradient:
+that saves a pass over the gradient, which then takes longer than calling an operator.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 from bitempered.kernels.implementations import implementation
 from bitempered.kernels.options import LossOptions
 
+# Not torch.library.custom_op, whose checks take time in every call; torch.library.opcheck makes them in the tests.
+_library = torch.library.Library("bitempered", "FRAGMENT")
+_MANY_CLASSES = 8192
 _TYPES = {
     "t1": "float?", "t2": "float?", "axis": "int?", "label_smoothing": "float", "ignore_index": "int",
     "reduction": "str", "rescale": "bool",
@@ -31,28 +35,17 @@ def _options(values: tuple[Any, ...]) -> tuple[LossOptions, Any]:
     return made._replace(t1=made.t1 if t1 is None else t1, t2=made.t2 if t2 is None else t2), implementation(kernel)
 
 
-@torch.library.custom_op(
-    "bitempered::loss",
-    mutates_args=(),
-    schema=f"(Tensor logits, Tensor target, Tensor? weight, {_OPTIONS}, ScalarType dtype, bool with_gradient)"
-    " -> (Tensor, Tensor)",
-)
-def loss(logits: Tensor, target: Tensor, weight: Tensor | None, *values: Any) -> tuple[Tensor, Tensor]:
+def _loss(logits: Tensor, target: Tensor, weight: Tensor | None, *values: Any) -> tuple[Tensor, Tensor]:
     """The loss, and what backward needs or an empty tensor."""
     *of_options, dtype, with_gradient = values
     options, kernel = _options(tuple(of_options))
-    if with_gradient and _has_state(options, of_options[-1]):
+    if with_gradient and _has_state(logits, options, of_options[-1]):
         return kernel.loss_and_state(logits, target, weight, options, dtype)
     made = _empty(logits, with_gradient)
     return kernel.loss(logits, target, weight, options, dtype, made if with_gradient else None), made
 
 
-@torch.library.custom_op(
-    "bitempered::loss_gradient",
-    mutates_args=(),
-    schema=f"(Tensor g, Tensor? state, Tensor logits, Tensor target, Tensor? weight, {_OPTIONS}) -> Tensor",
-)
-def loss_gradient(
+def _loss_gradient(
     g: Tensor, state: Tensor | None, logits: Tensor, target: Tensor, weight: Tensor | None, *values: Any
 ) -> Tensor:
     options, kernel = _options(values)
@@ -61,13 +54,7 @@ def loss_gradient(
     return kernel.gradient(g, logits, target, weight, options).contiguous()
 
 
-@torch.library.custom_op(
-    "bitempered::binary_loss",
-    mutates_args=(),
-    schema=f"(Tensor logits, Tensor target, Tensor? pos_weight, Tensor? weight, {_OPTIONS}, ScalarType dtype,"
-    " bool with_gradient) -> (Tensor, Tensor)",
-)
-def binary_loss(
+def _binary_loss(
     logits: Tensor, target: Tensor, pos_weight: Tensor | None, weight: Tensor | None, *values: Any
 ) -> tuple[Tensor, Tensor]:
     *of_options, dtype, with_gradient = values
@@ -78,13 +65,7 @@ def binary_loss(
     return value.to(dtype).contiguous(), made
 
 
-@torch.library.custom_op(
-    "bitempered::binary_loss_gradient",
-    mutates_args=(),
-    schema="(Tensor g, Tensor? state, Tensor logits, Tensor target, Tensor? pos_weight, Tensor? weight,"
-    f" {_OPTIONS}) -> Tensor",
-)
-def binary_loss_gradient(g: Tensor, _: None, logits: Tensor, *others: Any) -> Tensor:
+def _binary_loss_gradient(g: Tensor, _: None, logits: Tensor, *others: Any) -> Tensor:
     """The gradient of sum(g * loss): a binary loss leaves no state."""
     target, pos_weight, weight, *values = others
     options, kernel = _options(tuple(values))
@@ -98,8 +79,15 @@ def _empty(logits: Tensor, wanted: bool) -> Tensor:
     return logits.new_empty(logits.shape if wanted else (0,))
 
 
-def _register(operator: Any, gradient_operator: Any, tensors: int) -> None:
-    """Register the shapes and the derivative of a loss with `tensors` tensors in front."""
+def _register(name: str, function: Callable[..., Any], gradient: Callable[..., Any], *arguments: str) -> None:
+    """Define a loss and its gradient as operators, with the shapes of both and the derivative of the loss."""
+    tensors = len(arguments) + 2  # with the temperatures
+    shared = ", ".join((*arguments, _OPTIONS))
+    _library.define(f"{name}({shared}, ScalarType dtype, bool with_gradient) -> (Tensor, Tensor)")
+    _library.define(f"{name}_gradient(Tensor g, Tensor? state, {shared}) -> Tensor")
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    _library.impl(f"{name}_gradient", gradient, "CompositeExplicitAutograd")
+    gradient_operator = getattr(torch.ops.bitempered, f"{name}_gradient").default
 
     def fake(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
         *values, kernel, dtype, with_gradient = others[tensors - 1 :]
@@ -108,14 +96,14 @@ def _register(operator: Any, gradient_operator: Any, tensors: int) -> None:
         if options.axis is not None:
             shape = shape[: options.axis] + shape[options.axis + 1 :]
         value = logits.new_empty(shape if options.reduction == "none" else (), dtype=dtype)
-        if with_gradient and _has_state(options, kernel):
+        if with_gradient and _has_state(logits, options, kernel):
             return value, implementation(kernel).new_state(logits, options.axis)
         return value, _empty(logits, with_gradient)
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         *values, ctx.kernel = inputs[tensors:-2]
         ctx.options = LossOptions(*values)
-        ctx.has_state = _has_state(ctx.options, ctx.kernel)
+        ctx.has_state = _has_state(inputs[0], ctx.options, ctx.kernel)
         ctx.multiplies = not ctx.has_state and inputs[0].dtype != torch.float16
         ctx.save_for_backward(*(() if ctx.multiplies else inputs[:tensors]), output[1])
         ctx.mark_non_differentiable(output[1])
@@ -135,15 +123,21 @@ def _register(operator: Any, gradient_operator: Any, tensors: int) -> None:
             g = g.unsqueeze(ctx.options.axis)
         return (g * kept).to(kept.dtype), *none
 
-    operator.register_fake(fake)
-    operator.register_autograd(backward, setup_context=save)
-    gradient_operator.register_fake(lambda g, state, logits, *_: _empty(logits, True))
+    def fake_gradient(g: Tensor, state: Tensor | None, logits: Tensor, *_: Any) -> Tensor:
+        return _empty(logits, True)
+
+    torch.library.register_fake(f"bitempered::{name}", fake, lib=_library)
+    torch.library.register_fake(f"bitempered::{name}_gradient", fake_gradient, lib=_library)
+    torch.library.register_autograd(f"bitempered::{name}", backward, setup_context=save, lib=_library)
 
 
-def _has_state(options: LossOptions, kernel: str) -> bool:
+def _has_state(logits: Tensor, options: LossOptions, kernel: str) -> bool:
     """Whether backward writes the gradient from a state."""
-    return kernel == "triton" and options.axis is not None
+    return kernel == "triton" and options.axis is not None and logits.shape[options.axis] >= _MANY_CLASSES
 
 
-_register(loss, loss_gradient, 5)
-_register(binary_loss, binary_loss_gradient, 6)
+_register("loss", _loss, _loss_gradient, "Tensor logits", "Tensor target", "Tensor? weight")
+_register(
+    "binary_loss", _binary_loss, _binary_loss_gradient,
+    "Tensor logits", "Tensor target", "Tensor? pos_weight", "Tensor? weight",
+)  # fmt: skip
