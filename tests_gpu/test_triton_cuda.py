@@ -305,7 +305,7 @@ def test_linear_layer(dtype, pair, keep):
 
 def check_linear(dtype, pair, keep):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_linear, "KEEP_ROWS", keep)
+        patch.setattr(device_linear, "_LEAST_CLASSES", 0 if keep else 2**30)
         for rows in (300, 64):  # more than are kept, and no more
             check_layer(rows, dtype, pair)
 
@@ -332,7 +332,7 @@ def check_layer(rows, dtype, pair):
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_linear_layer_in_the_memory_of_its_gradients_and_a_chunk_and_without_synchronisation(monkeypatch, keep):
-    monkeypatch.setattr(device_linear, "KEEP_ROWS", keep)
+    monkeypatch.setattr(device_linear, "_LEAST_CLASSES", 0 if keep else 2**30)
     hidden, weight, target = make_layer(2048, 1024, 32000, torch.bfloat16)
     linear_bi_tempered_logistic_loss(hidden, weight, target, 0.8, 1.2).backward()  # compiles
     hidden.grad = weight.grad = None

@@ -19,7 +19,6 @@ from bitempered.kernels.targets import mean_divisor
 from bitempered.torch.autograd import with_tensors
 from bitempered.torch.layer_inputs import Gradients, Inputs, LayerOptions, rows_per_chunk
 
-KEEP_ROWS = False  # not timed yet: benchmarks/linear_variants.py compares both
 _LEAST_CLASSES = 8192  # of fewer, logits are not what takes memory
 # From 2.9 on torch adds products of half precision in float32, on NVIDIA's GPUs.
 _SUMS_IN_FLOAT32 = torch.version.hip is None and tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
@@ -31,7 +30,7 @@ def device_chunks(
     """Return the loss and the gradients it `needs`: of the loss, or if it is per row, of sum(g * loss)."""
     call = _Call(inputs, options, needs, g)
     (n, features), classes = inputs.hidden.shape, len(inputs.weight)
-    kept = min(n, features) if needs[1] and KEEP_ROWS and _can_keep(inputs) else 0
+    kept = min(n, features) if needs[1] and _can_keep(inputs) else 0
     block = _even(classes, block_size(n, classes, features), 128)
     blocks = -(-classes // block)
     state = inputs.hidden.new_empty((8, n - kept), dtype=torch.float32) if needs[1] and n > kept else None
