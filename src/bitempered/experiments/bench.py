@@ -382,7 +382,7 @@ def measure(case: Case, suite: Suite, clock: Clock, say: Callable[[str], None]) 
             del result
             row["peak_bytes"] = clock.peak(call)
             calls[contender.label] = call
-            if graphs and contender.name in (OURS, REFERENCES[case.kind][0]):
+            if graphs and contender.name.removesuffix(COMPILED) in (OURS, REFERENCES[case.kind][0]):
                 calls[contender.label + GRAPH] = recorded(call)
                 made.append(row | {"contender": contender.name + GRAPH, "label": contender.label + GRAPH})
         except Exception as error:  # another package's kernel fails, or memory runs out: measure the others
@@ -404,8 +404,8 @@ def summary(row: Row, taken: dict[str, list[float]]) -> Row:
     medians = {label: 1e6 * statistics.median(seconds) for label, seconds in taken.items()}
     graph = GRAPH if row["label"].endswith(GRAPH) else ""  # a graph's time is divided by a graph's
     names = list(REFERENCES[row["kind"]])
-    if row["contender"] == OURS + COMPILED:
-        names.append(row["label"].replace(COMPILED, ""))  # the same without the compiler
+    if row["contender"].removesuffix(GRAPH) == OURS + COMPILED:
+        names.append(row["label"].removesuffix(GRAPH).replace(COMPILED, ""))  # the same without the compiler
     over = {name: middle / medians[name + graph] for name in names if name + graph in medians}
     made: Row = {"runs": len(runs), "median_us": middle, "quartiles_us": [low, high], "min_us": min(runs), "over": over}
     if row["peak_bytes"] is not None:
