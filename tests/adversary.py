@@ -4,6 +4,7 @@
 depends on the machine's exp and log; a stored witness does not.
 """
 
+import itertools
 import json
 import math
 import sys
@@ -46,8 +47,8 @@ def logits(genes, classes):
     return np.pad(gaps, ((0, 0), (1, 0))), np.pad(counts, ((0, 0), (1, 0)), constant_values=1)
 
 
-def search(t, classes, bar, *, seed=0, population=400, generations=15, error=mass_error):
-    """The most steps that logits were found for whose mass is still off by more than `bar`, and those logits.
+def worst_errors(t, classes, *, seed=0, population=400, generations=15, error=mass_error):
+    """For 1, 2, ... steps the largest error that logits were found for, and those logits.
 
     `error` tells what a number of steps leaves. Evolution: the logits that are hardest for one number of steps are the
     parents of those for the next.
@@ -68,22 +69,30 @@ def search(t, classes, bar, *, seed=0, population=400, generations=15, error=mas
         row[:LEVELS] = rng.uniform(-3, 9) + ladder * math.log(shrink) * rng.uniform(1, 2)
         row[LEVELS : 2 * LEVELS] = -ladder * math.log(1 - shrink)
         row[2 * LEVELS] = math.log(classes) * rng.uniform(0.6, 1)
-    start, steps, hardest = genes, 0, None
-    while True:
+    start = genes
+    for steps in itertools.count(1):
         genes = np.concatenate([start, genes])
-        errors = error(*logits(genes, classes), t, steps + 1)
+        errors = error(*logits(genes, classes), t, steps)
         for _ in range(generations):
             best = np.argsort(-errors)[: population // 8]
             children = np.repeat(genes[best], 7, axis=0)
             change = rng.normal(size=children.shape) * rng.choice([0.03, 0.2, 1.0], (len(children), 1))
             children += change * (rng.random(children.shape) < 0.3)
             genes = np.concatenate([genes[best], children])
-            errors = np.concatenate([errors[best], error(*logits(children, classes), t, steps + 1)])
-        if not errors.max() > bar:
-            return steps, hardest
-        steps += 1
+            errors = np.concatenate([errors[best], error(*logits(children, classes), t, steps)])
         gaps, counts = logits(genes[[errors.argmax()]], classes)
-        hardest = gaps[0], counts[0]
+        yield errors.max(), (gaps[0], counts[0])
+
+
+def search(t, classes, *bars, **options):
+    """Of each bar, the highest first: the most steps that leave an error above it, and the logits that show it."""
+    found, steps, hardest = worst_errors(t, classes, **options), 0, None
+    error, logits = next(found)
+    for bar in bars:
+        while error > bar:
+            steps, hardest = steps + 1, logits
+            error, logits = next(found)
+        yield steps, hardest
 
 
 def witnesses():
@@ -95,7 +104,7 @@ def main(seed):
     bar = 10 * BAR[FLOAT32]  # so that no machine's rounding takes a witness below the bar itself
     for t in ADVERSARIAL_T:
         for classes in CLASS_COUNTS:
-            steps, hardest = search(t, classes, bar, seed=seed, population=2000, generations=40)
+            ((steps, hardest),) = search(t, classes, bar, seed=seed, population=2000, generations=40)
             before = known.get((t, classes), {"steps": 0})["steps"]
             if steps <= before:
                 continue

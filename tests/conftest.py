@@ -18,8 +18,23 @@ if "ATEN_CPU_CAPABILITY" in os.environ:  # inductor's cache takes code for one i
     atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined, Triton's own among them
 os.environ["KERAS_BACKEND"] = "torch"  # read where Keras is imported, which other packages do too
-with suppress(ImportError):  # Triton exists only for Linux
-    import triton  # noqa: F401  (it ends the process if TensorFlow was imported before it)
+# Triton exists only for Linux, and ends the process if TensorFlow was imported before it. Its names may change.
+with suppress(ImportError, AttributeError):
+    from triton.runtime import interpreter
+
+    _patch_lang, _tl = interpreter._patch_lang, interpreter.tl
+
+    def _patch_once(function):
+        """Give Triton's language the interpreter's meaning, unless the kernel that calls this function has done so.
+
+        Triton does it at every call of a function in a kernel, which takes more than half of the time.
+        """
+        languages = [module for module in function.__globals__.values() if module is _tl or module is _tl.core]
+        if not languages or any(_tl.core.is_builtin(language.load) for language in languages):
+            return _patch_lang(function)
+        return None
+
+    interpreter._patch_lang = _patch_once
 
 # So that failing asserts in shared modules show their values.
 pytest.register_assert_rewrite("cpu_kernel_cases", "experiment_cases", "imagenet_cases")
@@ -29,6 +44,10 @@ settings.register_profile("same", derandomize=True, deadline=None, suppress_heal
 settings.load_profile("same")
 
 
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
 @pytest.fixture
 def by_triton(monkeypatch):
     """The public functions, except that the Triton kernels compute, on whatever device."""
@@ -36,13 +55,12 @@ def by_triton(monkeypatch):
 
     from bitempered import kernels
 
-    def chosen(*arguments, temperatures=()):
+    def chosen(*arguments, temperatures=(), binary=False):
         if any(isinstance(t, torch.Tensor) and t.requires_grad for t in temperatures):
             return "core"
         return "triton" if torch.compiler.is_compiling() or kernels._forced.get() is None else "core"
 
     monkeypatch.setattr(kernels, "choose", chosen)
-    monkeypatch.setattr(kernels, "choose_binary", chosen)
 
 
 @pytest.fixture(params=[pytest.param(1, marks=pytest.mark.slow), 4])  # a program for each row takes twice as long

@@ -89,6 +89,7 @@ def differences(f, t, step=1e-5):
     return np.stack([(f(t + step * e) - f(t - step * e)) / (2 * step) for e in np.eye(len(t))], -1)
 
 
+@pytest.mark.slow  # to compile
 def test_second_derivatives_in_temperatures_and_logits_equal_finite_differences():
     """Of everything at once: two temperatures, then twelve logits."""
 

@@ -101,7 +101,9 @@ def trained_here():
     return keras_checks.keras_digits.train(bt.BiTemperedLogisticLoss(t1=0.2, t2=1.2), epochs=3)[0]
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow), "torch"])
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("jax", "torch"))]
+)
 def test_backend(backend):
     pairs, results = everything(backend)
     assert set(results["imported"]) <= {"bitempered"}  # nothing that Keras had not imported

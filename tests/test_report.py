@@ -1,5 +1,6 @@
 """`bitempered report`: every committed page, table and figure is what its rows give, without training or data."""
 
+import functools
 import json
 import shutil
 from io import BytesIO
@@ -17,6 +18,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FOLDERS = recipes.folders(RESULTS)
 RAW = {".jsonl", ".npz"}  # what pages are rendered from
+rendered = functools.cache(recipes.render)  # of folders that no test changes
 
 
 def test_all_committed_folders_are_known():
@@ -26,7 +28,7 @@ def test_all_committed_folders_are_known():
 
 @pytest.mark.parametrize("folder", [*FOLDERS, BENCHMARKS], ids=lambda folder: folder.name)
 def test_what_is_committed_is_what_its_rows_give(folder):
-    pages = recipes.render(folder)
+    pages = rendered(folder)
     if folder == BENCHMARKS:  # which also has scripts that write pages of their own
         assert set(pages) == {"cpu.md", "cpu.png", "gpu.md", "gpu.png"}
     else:
@@ -56,6 +58,7 @@ def test_what_is_committed_is_what_its_rows_give(folder):
 )
 def test_report_writes_what_it_is_asked_for(what, names, tmp_path, monkeypatch):
     monkeypatch.chdir(RESULTS.parent)
+    monkeypatch.setattr(recipes, "render", lambda folder: rendered(folder.resolve()))
     done = invoke("report", what, "--out", tmp_path)
     assert done.exit_code == 0, done.output
     assert sorted(path.name for path in tmp_path.iterdir()) == names

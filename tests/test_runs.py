@@ -291,11 +291,15 @@ print(killed, *codes)
 """
 
 
-@pytest.mark.parametrize("overlap", [False, True])  # of one recipe, or of two that have cells in common
 @pytest.mark.parametrize(
-    ("seconds", "seeds"), [(3, 8), pytest.param(60, 120, marks=pytest.mark.slow)], ids=["short", "a minute"]
+    ("overlap", "seconds", "seeds"),  # of two recipes that have cells in common, or of one
+    [
+        pytest.param(True, 3, 8, id="short"),
+        pytest.param(True, 60, 120, id="a minute", marks=[pytest.mark.slow, pytest.mark.first]),
+        pytest.param(False, 15, 30, id="one recipe", marks=pytest.mark.slow),
+    ],
 )
-def test_two_processes_that_are_killed_and_restarted_lose_and_double_nothing(seconds, seeds, overlap, tmp_path):
+def test_two_processes_that_are_killed_and_restarted_lose_and_double_nothing(overlap, seconds, seeds, tmp_path):
     folder = tmp_path / "out"
     command = [sys.executable, "-c", KILLING, folder, seconds, seeds, overlap]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}

@@ -275,7 +275,8 @@ def test_seeds_are_the_recipe_s_unless_told(options, recipe, tmp_path, monkeypat
 
 
 def test_a_stopped_table_goes_on_only_when_told_to(mnist, small, tmp_path, monkeypatch):
-    out = tmp_path / "out"
+    out, recipe = tmp_path / "out", TABLE1["mnist"]
+    monkeypatch.setitem(TABLE1, "mnist", replace(recipe, training=replace(recipe.training, network="mlp")))
     command = ["reproduce", "table1", "--quick", "--data-dir", str(mnist), "--out", str(out)]
     real = cells.train
 

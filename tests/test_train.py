@@ -287,7 +287,8 @@ import sys
 from bitempered import cli
 from bitempered.experiments import checkpoints
 checkpoints.SAVE_SECONDS = 0
-sys.argv = ["bitempered", "compare", "--epochs", "12", "--seeds", "2", "--noise", "0.4", "--out", sys.argv[1]]
+options = ["--losses", "logistic,bi-tempered:0.2:1.2", "--rates", "0.001,0.0003", "--noise", "0.4", "--seeds", "2"]
+sys.argv = ["bitempered", "compare", *options, "--epochs", "20", "--out", sys.argv[1]]
 cli.main()
 """
     wait = np.random.default_rng().uniform(0.05, 0.6, 3)  # after the first checkpoint is there

@@ -35,6 +35,7 @@ def script(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.first
 @pytest.mark.usefixtures("_torchvision")
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_it_beats_cross_entropy_over_five_seeds(name, script):
