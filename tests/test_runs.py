@@ -216,12 +216,16 @@ def test_rows_of_other_settings_or_code_are_kept_but_not_used(tmp_path):
     assert len(files.read_rows(path)) == 4
 
 
-def test_a_checkpoint_whose_rows_are_there_is_removed(tmp_path, monkeypatch, trained):
+@pytest.mark.parametrize("made_before", [0, 1])  # runs of the job, by another recipe
+def test_a_checkpoint_whose_rows_are_there_is_removed(made_before, tmp_path, monkeypatch, trained):
     """A process can be killed between its rows and its checkpoint, also between its curves and its rows."""
     recipe = comparison(levels=(0.0,), seeds=1, epochs=1)
-    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
-    rows = cells.run(recipe, tmp_path, silent)
-    monkeypatch.undo()
+    if made_before:
+        cells.run(replace(recipe, cells=recipe.cells[:made_before]), tmp_path, silent)
+        trained.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        rows = cells.run(recipe, tmp_path, silent)
     assert list(tmp_path.glob("*.checkpoint"))
     assert cells.run(recipe, tmp_path, silent) == rows
     assert sorted(path.name for path in tmp_path.iterdir()) == ["compare.jsonl", "curves.jsonl"]

@@ -8,7 +8,7 @@ information.
 import logging
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -79,10 +79,16 @@ class Job:
     work: int  # progress value of a finished job, the same for all
     separate: bool = False  # a checkpoint for each run; otherwise one for all
 
-    def checkpoints(self, folder: Path, places: Iterable[int]) -> list[Checkpoint]:
+    def checkpoints(self, folder: Path, places: Sequence[int]) -> list[Checkpoint]:
         runs = [self.runs[place] for place in places]
-        groups = [[run] for run in runs] if self.separate else [runs]
-        return [Checkpoint.of(folder, self.name, group) for group in groups]
+        if self.separate:
+            return [Checkpoint.of(folder, self.name, [run]) for run in runs]
+        whole = Checkpoint.of(folder, self.name, self.runs)
+        return [whole if runs == self.runs else whole.part(runs)]
+
+    def checkpoint_files(self, folder: Path) -> set[Path]:
+        """Return those that are there, whichever runs were missing when they were made."""
+        return set().union(*(each.files() for each in self.checkpoints(folder, range(len(self.runs)))))
 
 
 def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: Progress, *, device: str) -> list[Row]:
@@ -113,13 +119,11 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: P
             if missing and not held:
                 queue.append((place, True))
                 continue
-            checkpoints, everyone = (job.checkpoints(folder, part) for part in (missing, range(len(job.runs))))
-            ours = {checkpoint.path for checkpoint in checkpoints + everyone}
             if missing:
                 drawn = read_rows(curves_file)  # has ours too if a process was killed between writing curves and rows
                 if not job.separate:
-                    warn_of_others(folder, job.name, ours)
-                results, curves = job.train(missing, checkpoints, tell)
+                    warn_of_others(folder, job)
+                results, curves = job.train(missing, job.checkpoints(folder, missing), tell)
                 runs = [job.runs[i] for i in missing]
                 new = [
                     {**run, **maker, **curve}
@@ -132,7 +136,7 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: P
                     append_rows(rows_file, made)
                 kept += made
             if held and keeper:
-                for path in ours:
+                for path in job.checkpoint_files(folder):
                     path.unlink(missing_ok=True)
         done[place] = [row for run in job.runs if (row := find(kept, run)) is not None]
     return [row for place in range(len(jobs)) for row in done[place]]
@@ -172,8 +176,8 @@ def teller(progress: Progress, done: int, jobs: int, work: int) -> Tell:
     return lambda now, text: progress(done * work + now, jobs * work, text)
 
 
-def warn_of_others(folder: Path, name: str, ours: set[Path]) -> None:
-    for path in sorted(set(folder.glob(f"{name}-*.checkpoint")) - ours):
+def warn_of_others(folder: Path, job: Job) -> None:
+    for path in sorted(set(folder.glob(f"{job.name}-*.checkpoint")) - job.checkpoint_files(folder)):
         logging.getLogger(__name__).warning(
             "bitempered: %s belongs to a stopped run with other settings, data or version; this run starts over", path
         )
