@@ -96,7 +96,7 @@ def test_without_a_device_side_assert_values_are_still_checked(monkeypatch):
     """A CUDA tensor of which we only have the properties that the check asks for."""
 
     class OnDevice:
-        is_cuda, device = True, torch.device("cuda")
+        is_cpu, is_cuda = False, True
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for fine in (True, False):

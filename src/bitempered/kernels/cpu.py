@@ -38,6 +38,7 @@ _LOSS_CALL = struct.Struct(f"{3 * _VIEW} 3P 6q 6d 2P q")
 _BINARY_CALL = struct.Struct(f"{7 * _OPERAND} 2q {DIMENSIONS}q q 4d 2P q")
 _SOFTMAX_CALL = struct.Struct(f"{4 * _VIEW} 2P 4q 2d P q")
 _NO_VIEW, _NO_OPERAND = (0,) * 5, (0,) * (2 + DIMENSIONS)
+_SCALARS = {dtype: torch.empty((), dtype=dtype, device="cpu") for dtype in (torch.float32, torch.float64)}
 
 
 def loss(
@@ -66,8 +67,12 @@ def loss(
     weight = None if weight is None else weight.to(wide).to(torch.float64).contiguous()
     g = None if g is None else g.to(wide).contiguous()
     per_row = reduction == "none"
-    rows = () if not per_row else labels.shape if labels is not None else shape[:axis] + shape[axis + 1 :]
-    out = logits.new_empty(rows, dtype=wide)
+    if not per_row:
+        out = torch.empty_like(_SCALARS[wide])  # quicker than `new_empty`
+    elif labels is not None:
+        out = torch.empty_like(labels, dtype=wide)
+    else:
+        out = logits.new_empty(shape[:axis] + shape[axis + 1 :], dtype=wide)
     call = _LOSS_CALL.pack(
         *_view(blocks), *_view(y), *_view(made), _address(labels), _address(weight), _address(g), per_row,
         outer * inner, inner, classes, ignore_index, _REDUCTIONS[reduction], t1, t2, label_smoothing,
@@ -107,7 +112,7 @@ def binary_loss(
     """The binary loss in the dtype of the computation; the gradient of sum(g * loss) goes into `gradient`, if given."""
     per_element = options.reduction == "none"
     wide = _wide(logits)
-    out = torch.empty_like(logits, dtype=wide) if per_element else logits.new_empty((), dtype=wide)
+    out = torch.empty_like(logits, dtype=wide) if per_element else torch.empty_like(_SCALARS[wide])
     g = None if g is None else g.to(wide)
     _binary(
         (logits, target, pos_weight, weight, g, out if per_element else None, gradient),
