@@ -6,7 +6,7 @@ With many classes on a GPU it is a few numbers per row instead, from which a sec
 that saves a pass over the gradient, which then takes longer than calling an operator.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,17 +28,17 @@ _OPTIONS = ", ".join(
 )
 
 
-def _options(values: tuple[Any, ...]) -> tuple[LossOptions, Any]:
+def _options(values: Sequence[Any]) -> tuple[LossOptions, Any]:
     """The options, with temperatures that are tensors in place of None, and the module of the kernel."""
-    t1, t2, *numbers, kernel = values
-    made = LossOptions(*numbers)
-    return made._replace(t1=made.t1 if t1 is None else t1, t2=made.t2 if t2 is None else t2), implementation(kernel)
+    of_t1, of_t2, t1, t2, *others, kernel = values
+    made = LossOptions(t1 if of_t1 is None else of_t1, t2 if of_t2 is None else of_t2, *others)
+    return made, implementation(kernel)
 
 
 def _loss(logits: Tensor, target: Tensor, weight: Tensor | None, *values: Any) -> tuple[Tensor, Tensor]:
     """The loss, and what backward needs or an empty tensor."""
     *of_options, dtype, with_gradient = values
-    options, kernel = _options(tuple(of_options))
+    options, kernel = _options(of_options)
     if with_gradient and _has_state(logits, options, of_options[-1]):
         return kernel.loss_and_state(logits, target, weight, options, dtype)
     made = _empty(logits, with_gradient)
@@ -58,7 +58,7 @@ def _binary_loss(
     logits: Tensor, target: Tensor, pos_weight: Tensor | None, weight: Tensor | None, *values: Any
 ) -> tuple[Tensor, Tensor]:
     *of_options, dtype, with_gradient = values
-    options, kernel = _options(tuple(of_options))
+    options, kernel = _options(of_options)
     made = _empty(logits, with_gradient)
     into = made if with_gradient else None
     value = kernel.binary_loss(logits, target, pos_weight, weight, options, gradient=into)
@@ -68,7 +68,7 @@ def _binary_loss(
 def _binary_loss_gradient(g: Tensor, _: None, logits: Tensor, *others: Any) -> Tensor:
     """The gradient of sum(g * loss): a binary loss leaves no state."""
     target, pos_weight, weight, *values = others
-    options, kernel = _options(tuple(values))
+    options, kernel = _options(values)
     made = _empty(logits, True)
     kernel.binary_loss(logits, target, pos_weight, weight, options, gradient=made, g=g)
     return made
@@ -76,7 +76,7 @@ def _binary_loss_gradient(g: Tensor, _: None, logits: Tensor, *others: Any) -> T
 
 def _empty(logits: Tensor, wanted: bool) -> Tensor:
     """A contiguous tensor for the gradient; without elements if it is not wanted."""
-    return logits.new_empty(logits.shape if wanted else (0,))
+    return torch.empty_like(logits, memory_format=torch.contiguous_format) if wanted else logits.new_empty(0)
 
 
 def _register(name: str, function: Callable[..., Any], gradient: Callable[..., Any], *arguments: str) -> None:
