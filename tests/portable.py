@@ -16,7 +16,8 @@ SENSITIVE = [
     f"tests/test_{name}.py"
     for name in (
         "solver", "sklearn", "torch_oracle", "cpu_kernel", "cpu_kernel_faces", "cpu_kernel_binary",
-        "cpu_kernel_softmax", "cpu_kernel_oracle", "cpu_kernel_library", "core", "extreme_logits", "numpy", "boosting",
+        "cpu_kernel_softmax", "cpu_kernel_oracle", "cpu_kernel_ties", "cpu_kernel_library", "core", "extreme_logits",
+        "numpy", "boosting",
     )
 ]  # fmt: skip
 

@@ -94,25 +94,93 @@ INLINE void soft_pass(const Loss *job, Block *b, const int KIND) {
     HALVES(h) rows->r[h] += keep64(of_label[h] == of_label[h], exp_(-psi(of_label[h] * rows->decay[h], job->of.s)));
 }
 
+/* Which classes tie with the top, but for the label; and their z. */
+INLINE void find_ties(const Loss *job, const Block *b, int64_t j, vl *tied, vd *z) {
+    const Rows *rows = &b->rows;
+    HALVES(h) {
+        tied[h] = (rows->in_float64 ? rows->gap[2 * j + h] : half(&rows->u[j], h)) == 0.0;
+        z[h] = !job->soft ? all64(0) : rows->in_float64 ? b->z[2 * j + h] : half(&b->z_32[j], h);
+    }
+}
+
+/* As shift_ties, after either pass. Classes that tie differ in z alone: v - c e is exactly 0 for the least z. */
+static __attribute__((noinline)) void shift_soft_ties(const Loss *job, Block *b, vd *v_top, vd *v_label,
+                                                      const vd *e_label, const vl *where) {
+    Rows *rows = &b->rows;
+    Lanes z_top, z_label, z, low, c, of_z; /* low: the least z */
+    vl tied[2], label_ties[2];
+    EACH(l) ((float *)rows->u)[place(&rows->at, b->label[l], l)] = NAN;
+    HALVES(h) z_top[h] = pick64(b->is_top[h], b->z_label[h], b->z_top[h]), z_label[h] = b->z_label[h];
+    if (!rows->in_float64) { /* equal classes have equal z, if these are rounded as z_32 is */
+        vf top = narrow(z_top), label = narrow(z_label);
+        HALVES(h) z_top[h] = half(&top, h), z_label[h] = half(&label, h);
+    }
+    HALVES(h) {
+        label_ties[h] = b->d[h] == rows->m[h];
+        low[h] = pick64(label_ties[h] & (z_label[h] < z_top[h]), z_label[h], z_top[h]);
+    }
+    for (int64_t j = 0; j < rows->at.length; j++) {
+        find_ties(job, b, j, tied, z);
+        HALVES(h) low[h] = pick64(tied[h] & (z[h] < low[h]), z[h], low[h]);
+    }
+    if (rows->at.folded) {
+        HALVES(h) z[h] = -low[h];
+        low[0] = low[1] = all64(-most_of(lanes(z)));
+    }
+    HALVES(h) {
+        of_z[h] = b->p_power[h] / b->W[h];
+        c[h] = keep64(where[h], (rows->p[h] - low[h] / b->W[h]) * b->p_power[h] / rows->p[h]);
+        v_top[h] = pick64(where[h], (low[h] - z_top[h]) * of_z[h], v_top[h]);
+        vd tied_label = (low[h] - z_label[h]) * of_z[h];
+        v_label[h] = pick64(where[h] & label_ties[h], tied_label, v_label[h] - e_label[h] * c[h]);
+        b->v_sum[h] = all64(0);
+    }
+    for (int64_t j = 0; j < rows->at.length; j++) {
+        Lanes v;
+        find_ties(job, b, j, tied, z);
+        HALVES(h) {
+            int64_t i = 2 * j + h;
+            v[h] = rows->in_float64 ? rows->v_64[i] - rows->e_64[i] * c[h]
+                                    : half(&rows->v[j], h) - half(&rows->e[j], h) * c[h];
+            v[h] = pick64(tied[h] & where[h], (low[h] - z[h]) * of_z[h], v[h]);
+            b->v_sum[h] += v[h];
+            if (rows->in_float64) rows->v_64[i] = v[h];
+        }
+        if (!rows->in_float64) rows->v[j] = narrow(v);
+    }
+    finish(rows, b->v_sum, 0);
+}
+
 /* The losses and gradients from the results of either pass. */
 static void conclude_soft(const Loss *job, Block *b) {
     Rows *rows = &b->rows;
     double t1 = job->of.t1;
-    Lanes e_factor, top, label;
+    Lanes e_factor, top, label, v_top, v_label, e_label;
+    vl ties[2], label_ties[2];
     HALVES(h) {
         vl is_top = b->is_top[h], inside = b->d[h] < INFINITY;
         vd p = rows->p[h], q_label = b->z_label[h] / b->W[h], q_top = pick64(is_top, q_label, b->z_top[h] / b->W[h]);
-        vd e_label = keep64(inside, exp_(-b->d[h]) / (1 + b->x[h]));
-        if (job->of.t2 == 0) e_label = pick64(b->x[h] == -1.0, p, e_label);
+        e_label[h] = keep64(inside, exp_(-b->d[h]) / (1 + b->x[h]));
+        if (job->of.t2 == 0) e_label[h] = pick64(b->x[h] == -1.0, p, e_label[h]);
         Part_64 of_top = part_of(t1, q_top, -rows->m[h], b->p_power[h], p > 0.0);
         Part_64 of_label = part_of(t1, q_label, -b->d[h], b->T[h], inside);
         b->loss[h] += of_top.loss + keep64(~is_top, of_label.loss);
-        vd e_sum = b->e_sum[h] + keep64(~is_top, e_label), v_sum = b->v_sum[h] + keep64(~is_top, of_label.v);
-        e_factor[h] = (of_top.v + v_sum) / (p + e_sum);
-        label[h] = (of_label.v - e_label * e_factor[h]) * b->scale[h];
-        top[h] = (of_top.v * e_sum - p * v_sum) / (p + e_sum) * b->scale[h];
+        v_top[h] = of_top.v, v_label[h] = of_label.v;
+        label_ties[h] = ~is_top & (b->d[h] == rows->m[h]);
     }
     if (!job->gradient.data) return;
+    for (int shifted = 0; shifted < 2; shifted++) {
+        HALVES(h) {
+            vd p = rows->p[h], e_sum = b->e_sum[h] + keep64(~b->is_top[h], e_label[h]);
+            vd v_sum = b->v_sum[h] + keep64(~b->is_top[h], v_label[h]), of_top = v_top[h] * e_sum - p * v_sum;
+            e_factor[h] = (v_top[h] + v_sum) / (p + e_sum);
+            label[h] = (v_label[h] - e_label[h] * e_factor[h]) * b->scale[h];
+            top[h] = of_top / (p + e_sum) * b->scale[h];
+            ties[h] = (e_sum > 0.9 * p) & (abs64(of_top) < 0.5 * abs64(v_top[h]) * (p + e_sum));
+        }
+        if (shifted || !any(ties) || !(any(label_ties) || has_ties(rows))) break;
+        shift_soft_ties(job, b, v_top, v_label, e_label, ties);
+    }
     if (rows->in_float64) {
         for (int64_t i = 0; i < 2 * rows->at.length; i++)
             rows->v_64[i] = (rows->v_64[i] - rows->e_64[i] * e_factor[i % 2]) * b->scale[i % 2];

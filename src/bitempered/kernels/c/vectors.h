@@ -139,4 +139,10 @@ INLINE double largest(vd *values) {
     EACH(l) most = lanes(values)[l] > most ? lanes(values)[l] : most;
     return most;
 }
+INLINE int any(const vl *where) {
+    vl either = where[0] | where[1];
+    int64_t found = 0;
+    for (int l = 0; l < LANES / 2; l++) found |= either[l];
+    return found != 0;
+}
 INLINE void carry(vf sums, vd *to) { HALVES(h) to[h] += half(&sums, h); }
