@@ -1,8 +1,12 @@
-"""The gradients of the CPU kernel where classes tie."""
+"""The gradients of the CPU kernel where it has to tell equal numbers: classes that tie, and edges of a support."""
 
 import functools
+import itertools
+import math
+from fractions import Fraction
 
 import mpmath as mp
+import numpy as np
 import oracle
 import pytest
 import torch
@@ -81,3 +85,93 @@ def test_classes_that_tie_keep_the_digits_of_their_gradients(dtype, kind, classe
             tolerance = TOLERANCE[dtype] if ties > 1 else max(TOLERANCE[dtype], 1e-5)
             assert_gradient_is(rows[i], want, tolerance)
             assert_gradient_is(positions[0, :, i], want, tolerance)
+
+
+def exact_at_0(logits, y):
+    """The gradient at t1 = t2 = 0 in fractions, and whether a class lies on the edge of the support, which is inside.
+
+    There y_hat is the projection onto the simplex, [a - tau]_+, and every class of the support has the same escort.
+    """
+    a, y = [Fraction(x) for x in logits], [Fraction(x) for x in y]
+    above = list(itertools.accumulate(sorted(a, reverse=True)))
+    tau = max((total - 1) / count for count, total in enumerate(above, 1))
+    v = [x - tau - q if x >= tau else None for x, q in zip(a, y, strict=True)]
+    inside = [x for x in v if x is not None]
+    return [0.0 if x is None else float(x - sum(inside) / len(inside)) for x in v], tau in a
+
+
+def rows_with_an_edge(support, classes, rows, seed):
+    """Logits of whole 1/1024: so many classes in the support, two on its edge, the rest far outside, in any order.
+
+    For a support of 2^n such classes the largest probability, which is the gap of an edge, is in whole 1/1024 too.
+    """
+    rng = np.random.default_rng(seed)
+    while rows:
+        gaps = rng.integers(0, 1024 // support, support)
+        gaps[0] = 0
+        gaps[-1] += -(1024 + gaps.sum()) % support
+        edge = (1024 + gaps.sum()) // support
+        if gaps.max() < edge < 256:  # bfloat16 has 8 bits
+            outside = 512 * rng.integers(3, 9, classes - support - 2)
+            yield rng.permutation(-np.concatenate((gaps, [edge, edge], outside)) / 1024.0).tolist()
+            rows -= 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.25])
+@pytest.mark.parametrize("classes", [20, 600])
+@pytest.mark.parametrize("support", [8, 16])
+def test_at_t_0_an_edge_of_the_support_is_inside(dtype, smoothing, classes, support):
+    rows = list(rows_with_an_edge(support, classes, 50, [support, classes]))
+    target = torch.arange(len(rows)).remainder(classes)
+    options = {"label_smoothing": smoothing, "reduction": "none"}
+    logits = torch.tensor(rows, dtype=torch.float64).to(dtype)
+    _, gradient = run(logits, target, 0.0, 0.0, **options)
+    soft = torch.nn.functional.one_hot(target, classes).to(dtype)
+    _, of_soft = run(logits.T[None].contiguous(), soft.T[None].contiguous(), 0.0, 0.0, **options)
+    for i, (row, label) in enumerate(zip(logits.double().tolist(), target.tolist(), strict=True)):
+        y = [(1 - Fraction(smoothing)) * (j == label) + Fraction(smoothing) / classes for j in range(classes)]
+        want, has_edge = exact_at_0(row, y)
+        assert has_edge
+        assert_gradient_is(gradient[i], want, TOLERANCE[dtype])
+        assert_gradient_is(of_soft[0, :, i], want, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, 2.0**-26), (torch.float64, 2.0**-40)], ids=str)
+def test_a_class_next_to_the_edge_is_inside_or_outside(dtype, apart):
+    """So near that float32, in which m is off by 1e-7, cannot tell."""
+    for i, row in enumerate(rows_with_an_edge(8, 12, 200, 0)):
+        logits = np.array(row) - np.sort(row)[3]  # the edge is at 0, where the grid is finest
+        first, second = np.flatnonzero(logits == 0)
+        logits[first], logits[second] = apart * (-1) ** i, -5.0
+        label = int(logits.argmax() if i % 8 > 5 else first)
+        want, has_edge = exact_at_0(logits.tolist(), np.eye(12)[label].tolist())
+        assert not has_edge
+        _, gradient = run(torch.tensor(logits[None], dtype=dtype), torch.tensor([label]), 0.0, 0.0)
+        assert_gradient_is(gradient[0], want, TOLERANCE[dtype])
+
+
+def sums_of_squares(total, largest, count):
+    """The ways to write `total` as a sum of at most `count` squares."""
+    if total == 0:
+        yield []
+    for x in range(min(largest, math.isqrt(total)) if count else 0, 0, -1):
+        yield from ([x, *rest] for rest in sums_of_squares(total - x * x, x, count - 1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.25])
+def test_at_t1_equal_to_t2_a_label_on_the_edge_of_the_support_is_inside(dtype, smoothing):
+    """Its y_hat^(t2-t1) is 0^0 = 1. At t = 1/2, roots of y_hat that are whole 1/8 or 1/16 have logits of whole 1/8."""
+    for size in (8, 16):
+        for roots in itertools.islice(sums_of_squares(size**2, size - 1, 7), 60):
+            at_edge, outside = len(roots), len(roots) + 1
+            logits = torch.tensor([[2 * (x - roots[0]) / size for x in [*roots, 0, -size]]], dtype=dtype)
+            p, root = [(x / size) ** 2 for x in roots], [x / size for x in roots]
+            share = smoothing / len(logits[0])
+            v = [x - share for x in p] + [-share - (1 - smoothing), 0.0]
+            want = [x - e / sum(root) * sum(v) for x, e in zip(v, [*root, 0.0, 0.0], strict=True)]
+            target = torch.tensor([at_edge])
+            _, gradient = run(logits, target, 0.5, 0.5, label_smoothing=smoothing)
+            assert_gradient_is(gradient[0], want, TOLERANCE[dtype])
+            assert gradient[0, outside] == 0

@@ -13,6 +13,7 @@ INLINE void label_pass(const Loss *job, Block *b, const int KIND, const int GRAD
         rows->r[i] = b->h[i] = b->e_sum[i] = b->v_sum[i] = all64(0);
     }
     vf v_factor = narrow(of_v);
+    vi near = {0};
     float h_power = (float)(2 - t1);
     for (int64_t start = 0; start < rows->at.length; start += CHUNK) {
         vf s_r = {0}, s_h = {0}, s_e = {0}, s_v = {0};
@@ -24,7 +25,7 @@ INLINE void label_pass(const Loss *job, Block *b, const int KIND, const int GRAD
             s_r += r, s_h += h;
             if (!GRADIENT) continue;
             vf e = r * d, v = h * d * v_factor;
-            if (KIND < 0 && t2 == 0) e = pick(of.w == 0.0f, all(1), e); /* the edge of the support is inside */
+            if (KIND < 0 && t1 == t2) near |= (of.w < NEAR_EDGE) & (of.w > -NEAR_EDGE);
             rows->e[j] = e, rows->v[j] = v;
             s_e += e, s_v += v;
         }
@@ -32,6 +33,7 @@ INLINE void label_pass(const Loss *job, Block *b, const int KIND, const int GRAD
         if (GRADIENT) carry(s_e, b->e_sum), carry(s_v, b->v_sum);
     }
     finish(rows, rows->r, 0), finish(rows, b->h, 0), finish(rows, b->e_sum, 0), finish(rows, b->v_sum, 0);
+    EACH(l) rows->in_float64 |= near[l] != 0;
 }
 
 /* Whether any class has the logit of the top, which is left out. */

@@ -18,7 +18,8 @@ FOR_KIND(above_1, 1)
 
 static void solve_and_sum(const Loss *job, Block *b) {
     Rows *rows = &b->rows;
-    for (int attempt = 0; attempt < 4; attempt++) { /* once, unless rounding misled it or float32 is not enough */
+    /* Once, unless rounding misled it or float32 is not enough. */
+    for (int attempt = 0; attempt < 4 || rows->in_float64; attempt++) {
         int wide = rows->in_float64;
         double s = job->of.s;
         if (wide) {
@@ -71,7 +72,7 @@ static void block(const Loss *job, int64_t first, Block *b) {
         vd to_label = s == 0 ? gap[h] : log1p_product(gap[h], factor) / s;
         vd d = pick64(gap[h] < INFINITY, rows->m[h] + to_label, all64(INFINITY)), one = all64(1);
         b->x[h] = x, b->d[h] = d;
-        b->T[h] = t1 < t2 ? exp_((t1 - t2) * d) : s < 0 ? keep64(x >= -1.0, one) : one;
+        b->T[h] = t1 < t2 ? exp_((t1 - t2) * d) : s < 0 ? keep64(1 + x > -ON_EDGE, one) : one;
     }
     rows->in_float64 || job->soft ? conclude_soft(job, b) : conclude_label(job, b);
     EACH(l) ((int64_t *)nothing)[l] = -(lanes(b->W)[l] == 0);

@@ -33,7 +33,7 @@ INLINE void wide_pass(const Loss *job, Block *b, const int KIND, const int SOFT,
         vd log_p = r.log_r - rows->m[h], p = keep64(r.inside, exp_(log_p));
         vd y_power = keep64(r.inside, tau == 0 ? all64(1) : exp_(tau * log_p));
         vd over_w = keep64(r.inside, 1 / r.w), e = p * over_w, T = y_power * rows->decay[h] * over_w;
-        vl edge = r.w == 0.0; /* of the support, and inside: 0^0 is 1 */
+        vl edge = is_edge(r.w); /* which is inside: 0^0 is 1 */
         if (KIND < 0 && t2 == 0) e = pick64(edge, rows->p[h], e);
         if (t1 == t2) T = pick64(r.inside, T, KIND < 0 ? keep64(edge, all64(1)) : all64(1));
         Part_64 of = {p * y_power * (1 / (2 - t1)), p * T};
@@ -161,7 +161,7 @@ static void conclude_soft(const Loss *job, Block *b) {
         vl is_top = b->is_top[h], inside = b->d[h] < INFINITY;
         vd p = rows->p[h], q_label = b->z_label[h] / b->W[h], q_top = pick64(is_top, q_label, b->z_top[h] / b->W[h]);
         e_label[h] = keep64(inside, exp_(-b->d[h]) / (1 + b->x[h]));
-        if (job->of.t2 == 0) e_label[h] = pick64(b->x[h] == -1.0, p, e_label[h]);
+        if (job->of.t2 == 0) e_label[h] = pick64(is_edge(1 + b->x[h]), p, e_label[h]);
         Part_64 of_top = part_of(t1, q_top, -rows->m[h], b->p_power[h], p > 0.0);
         Part_64 of_label = part_of(t1, q_label, -b->d[h], b->T[h], inside);
         b->loss[h] += of_top.loss + keep64(~is_top, of_label.loss);
