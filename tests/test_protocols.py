@@ -222,14 +222,15 @@ def test_steps_are_sgd_by_hand(clip, small, tmp_path):
     x = pixels.reshape(-1, 3, 2, 16, 2, 16).mean(axis=(3, 5)).reshape(-1, 12)
     noisy, clean = item.epoch_labels.numpy()
     assert (noisy != clean).sum() == 12  # half of 24
-    velocity, sums = [np.zeros_like(w) for w in weights], np.zeros(3)
+    velocity, sums = [np.zeros_like(w) for w in weights], np.zeros(4)
     for batch in np.split(np.arange(24), 3):
         item.step()
         logits = x[batch] @ weights[0].T + weights[1]
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
         error = odds / odds.sum(axis=1, keepdims=True)
         guess = logits.argmax(axis=1)
-        sums += [-np.log(error[np.arange(8), noisy[batch]]).sum(), *((guess == y[batch]).sum() for y in (noisy, clean))]
+        right = [(guess == y[batch]).sum() for y in (noisy, clean)]
+        sums += [-np.log(error[np.arange(8), noisy[batch]]).sum(), *right, logits.std(axis=1, ddof=1).sum()]
         error[np.arange(8), noisy[batch]] -= 1
         grads = [error.T @ x[batch] / 8, error.mean(axis=0)]
         norm = math.sqrt(sum((g**2).sum() for g in grads))

@@ -201,7 +201,7 @@ def rate_notes(comparison: Comparison, tried: list[Row]) -> list[str]:
 def schedule_notes(comparison: Comparison) -> list[str]:
     return [
         f"{loss}: the temperatures move from (1, 1), cross-entropy, to these between epochs {loss.schedule[0]:g} and "
-        f"{loss.schedule[1]:g}."
+        f"{loss.schedule[-1]:g}{loss.passes}."
         for loss in losses(comparison)
         if loss.schedule
     ]

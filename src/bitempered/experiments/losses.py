@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -40,19 +41,21 @@ class Loss:
     """A loss and its numbers, such as the temperatures.
 
     With a `schedule`, a pair of epochs, the temperatures move from (1, 1) to `numbers` between the two, and `at` gives
-    the loss of an epoch. `rescale` is that of the library; as "logits", the loss is divided by the factor of the
-    logits instead, so that only their scale changes: K^(1 - t2) L(K^(t2 - 1) logits). `smoothing` is that of the
-    labels.
+    the loss of an epoch. Between the two may stand an epoch and the temperatures to pass through then. `rescale` is
+    that of the library; as "logits", the loss is divided by the factor of the logits instead, so that only their scale
+    changes: K^(1 - t2) L(K^(t2 - 1) logits). `smoothing` is that of the labels.
 
     >>> Loss("bi-tempered", (0.5, 4.0))(torch.zeros(2, 10), torch.tensor([0, 3])).shape
     torch.Size([2])
     >>> Loss("bi-tempered", (0.5, 4.0), schedule=(0, 10)).at(5).numbers
     (0.75, 2.5)
+    >>> Loss("bi-tempered", (0.5, 4.0), schedule=(0, 4, 0.5, 2.0, 8)).at(6).numbers
+    (0.5, 3.0)
     """
 
     name: str
     numbers: tuple[float, ...] = ()
-    schedule: tuple[float, float] | None = None
+    schedule: tuple[float, ...] | None = None
     rescale: bool | str = False  # or "logits"
     smoothing: float = 0.0
 
@@ -65,6 +68,8 @@ class Loss:
             raise ValueError(f"{self.name} takes {len(names)} numbers, written {form}; got {list(self.numbers)}")
         if self.name != "bi-tempered" and (self.schedule or self.rescale):
             raise ValueError(f"rescale and schedule are for the bi-tempered loss, got {self.name}; leave them out")
+        if self.schedule and len(self.schedule) % 3 != 2:
+            raise ValueError(f"schedule must be two epochs, and between them EPOCH, t1, t2; got {list(self.schedule)}")
         if self.rescale not in (False, True, "logits"):
             raise ValueError(f'rescale must be False, True or "logits", got {self.rescale!r}')
         # Finds bad numbers before any work.
@@ -78,6 +83,8 @@ class Loss:
         (0.5, 4.0)
         >>> Loss.parse("bi-tempered:0.5:4:anneal=15..75:smoothing=0.1").schedule
         (15.0, 75.0)
+        >>> Loss.parse("bi-tempered:0.5:4:anneal=15..30..0.7..2..75").schedule
+        (15.0, 30.0, 0.7, 2.0, 75.0)
         """
         name, *parts = text.split(":")
         numbers = [part for part in parts if "=" not in part]
@@ -85,8 +92,7 @@ class Loss:
         try:
             if unknown := named.keys() - {"anneal", "smoothing"}:
                 raise ValueError(f"unknown option {min(unknown)!r}; choose from: anneal=BEGIN..FINISH, smoothing=PART")
-            begin, _, finish = named.get("anneal", "").partition("..")
-            schedule = (float(begin), float(finish)) if "anneal" in named else None
+            schedule = tuple(map(float, named["anneal"].split(".."))) if "anneal" in named else None
             smoothing = float(named.get("smoothing", 0))
             return cls(name, tuple(float(number) for number in numbers), schedule, smoothing=smoothing)
         except (ValueError, RuntimeError) as error:
@@ -135,9 +141,27 @@ class Loss:
         """The loss of an epoch, counted from 0."""
         if self.schedule is None:
             return self
-        (begin, finish), (t1, t2) = self.schedule, self.numbers
-        now = anneal((1, 1), (t1, t2), begin=begin, finish=finish)(epoch)
-        return replace(self, numbers=now, schedule=None)
+        return replace(self, numbers=self._temperatures(epoch), schedule=None)
+
+    def _temperatures(self, epoch: float) -> tuple[float, float]:
+        assert self.schedule is not None
+        t1, t2 = self.numbers
+        stops = [(self.schedule[0], (1.0, 1.0)), *self._between(), (self.schedule[-1], (t1, t2))]
+        legs = [anneal(start, end, begin=begin, finish=finish) for (begin, start), (finish, end) in pairwise(stops)]
+        return next((leg for leg in legs if epoch < leg.finish), legs[-1])(epoch)
+
+    def _between(self) -> list[tuple[float, tuple[float, float]]]:
+        numbers = (self.schedule or ())[1:-1]
+        return [(epoch, (t1, t2)) for epoch, t1, t2 in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)]
+
+    @property
+    def passes(self) -> str:
+        """What the schedule passes through, for a sentence that says where it begins and ends.
+
+        >>> Loss("bi-tempered", (0.5, 4.0), schedule=(0, 4, 0.5, 2.0, 8)).passes
+        ', through (0.5, 2) in epoch 4'
+        """
+        return "".join(f", through ({t1:g}, {t2:g}) in epoch {epoch:g}" for epoch, (t1, t2) in self._between())
 
     def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
         """The loss of each row of logits `(n, classes)`."""

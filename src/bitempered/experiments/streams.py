@@ -221,7 +221,8 @@ class StreamedRun:
         self.epoch_images = torch.zeros_like(self.images[:kept])
         self.epoch_labels = torch.zeros_like(self.labels[:, :kept])
         self.place = torch.arange(self.protocol.batch_size, device=self.device)
-        self.sums = torch.zeros(3, device=self.device)  # of the loss, of correct answers by noisy and by true labels
+        # Of the loss, of correct answers by noisy and by true labels, of the logits' standard deviation.
+        self.sums = torch.zeros(4, device=self.device)
         self.generator = torch.Generator(self.device)
         self.stream = torch.cuda.Stream() if cuda else None
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -245,7 +246,8 @@ class StreamedRun:
         self.optimizer.step()
         with torch.no_grad():
             guess = logits.argmax(dim=1)
-            self.sums += torch.stack([losses.sum(), (guess == target).sum(), (guess == clean).sum()])
+            right = [(guess == labels).sum() for labels in (target, clean)]
+            self.sums += torch.stack([losses.sum(), *right, logits.std(dim=1).sum()])
             self.place += self.protocol.batch_size
 
     def logits(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -311,9 +313,10 @@ class StreamedRun:
             torch.cuda.current_stream().wait_stream(self.stream)
         if self.epoch % self.protocol.measure_every and self.epoch < self.protocol.epochs:
             return
-        loss, noisy, clean = (self.sums / len(self.epoch_images)).tolist()
+        loss, noisy, clean, deviation = (self.sums / len(self.epoch_images)).tolist()
         row = {
             "epoch": self.epoch, "training_loss": round(loss, 5) if math.isfinite(loss) else None,
+            "logit_deviation": round(deviation, 3) if math.isfinite(deviation) else None,
             "noisy": round(noisy, 5), "clean": round(clean, 5), "test": self.accuracy(self.test_images, self.test[1]),
         }  # fmt: skip
         if self.setting.held_out:
