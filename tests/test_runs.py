@@ -237,6 +237,29 @@ def test_a_checkpoint_whose_rows_are_there_is_removed(made_before, tmp_path, mon
     assert len(files.read_rows(tmp_path / "curves.jsonl")) == len(rows)
 
 
+def test_a_stopped_part_of_a_job_goes_on_in_another_job(tmp_path, monkeypatch):
+    """What is missing tells which runs go on, not what the job had besides."""
+    recipe = comparison(levels=(0.0,), seeds=1, epochs=3)
+    first, second = (replace(recipe, cells=(cell,)) for cell in recipe.cells)
+    monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
+    cells.run(first, tmp_path, silent)
+    with pytest.raises(KeyboardInterrupt):
+        cells.run(recipe, tmp_path, stop_after_two)
+    epochs = []
+    rows = cells.run(second, tmp_path, lambda done, *_: epochs.append(done))
+    assert epochs == [2, 3]
+    assert results(rows) == results(cells.run(second, tmp_path / "afresh", silent))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["afresh", "compare.jsonl", "curves.jsonl"]
+
+
+def test_a_damaged_checkpoint_of_other_runs_is_left_alone(tmp_path, caplog):
+    other = tmp_path / "seed0-0123456789ab.checkpoint"
+    other.write_bytes(b"damaged")
+    cells.run(comparison(levels=(0.0,), seeds=1, epochs=1), tmp_path, silent)
+    assert other.read_bytes() == b"damaged"
+    assert f"{other} belongs to a stopped run" in caplog.text
+
+
 # Several processes
 
 

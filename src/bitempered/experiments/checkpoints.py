@@ -35,16 +35,17 @@ class Checkpoint:
     def of(cls, folder: Path, name: str, runs: list[dict[str, Any]]) -> "Checkpoint":
         """Return the checkpoint of these runs; its name has a hash of their identity, so no other run uses it."""
         identity = json.dumps(runs)
-        return cls(folder / f"{name}-{short_hash(identity)}.checkpoint", identity)
+        key = hashlib.sha256(identity.encode()).hexdigest()[:12]
+        return cls(folder / f"{name}-{key}.checkpoint", identity)
 
-    def part(self, runs: list[dict[str, Any]]) -> "Checkpoint":
-        """Return the checkpoint of some of these runs; `files` has it too."""
-        identity = json.dumps(runs)
-        return Checkpoint(self.path.with_suffix(f".{short_hash(identity)}.checkpoint"), identity)
-
-    def files(self) -> set[Path]:
-        """Return the files that are there of these runs, or of some of them."""
-        return set(self.path.parent.glob(f"{self.path.stem}.*"))
+    @staticmethod
+    def runs_in(path: Path) -> list[dict[str, Any]]:
+        """Return the runs that a file holds the state of; none if it is damaged."""
+        try:
+            runs: list[dict[str, Any]] = json.loads(unpack(path.read_bytes(), torch.device("cpu"))["identity"])
+        except Exception:  # as in `load`
+            return []
+        return runs
 
     def save(self, state: dict[str, Any]) -> None:
         """Save tensors, numbers, text, and lists and dictionaries of them. In a team, the first process saves."""
@@ -66,10 +67,6 @@ class Checkpoint:
             raise
         except Exception as error:  # torch.load can raise anything, such as an OSError for half a file
             raise BadCheckpoint(f"{self.path} is not a checkpoint, or is damaged; delete it to train again") from error
-
-
-def short_hash(identity: str) -> str:
-    return hashlib.sha256(identity.encode()).hexdigest()[:12]
 
 
 class Due:

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from glob import escape
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def lock(folder: Path, name: str, on_wait: Callable[[], object] | None) -> Itera
             yield False
             return
         try:
-            for leftover in folder.glob(f".{name}-*"):  # from a process that was killed while writing
+            for leftover in folder.glob(f".{escape(name)}-*"):  # from a process that was killed while writing
                 leftover.unlink()
             yield True
         finally:

@@ -8,11 +8,12 @@ information.
 import logging
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import partial
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -79,16 +80,15 @@ class Job:
     work: int  # progress value of a finished job, the same for all
     separate: bool = False  # a checkpoint for each run; otherwise one for all
 
-    def checkpoints(self, folder: Path, places: Sequence[int]) -> list[Checkpoint]:
+    def checkpoints(self, folder: Path, places: Iterable[int]) -> list[Checkpoint]:
         runs = [self.runs[place] for place in places]
-        if self.separate:
-            return [Checkpoint.of(folder, self.name, [run]) for run in runs]
-        whole = Checkpoint.of(folder, self.name, self.runs)
-        return [whole if runs == self.runs else whole.part(runs)]
+        groups = [[run] for run in runs] if self.separate else [runs]
+        return [Checkpoint.of(folder, self.name, group) for group in groups]
 
-    def checkpoint_files(self, folder: Path) -> set[Path]:
-        """Return those that are there, whichever runs were missing when they were made."""
-        return set().union(*(each.files() for each in self.checkpoints(folder, range(len(self.runs)))))
+    def others(self, folder: Path, ours: set[Path]) -> list[Path]:
+        """Return the checkpoints of runs that were trained together under this name, except ours."""
+        found = [] if self.separate else folder.glob(f"{escape(self.name)}-*.checkpoint")
+        return sorted(set(found) - ours)
 
 
 def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: Progress, *, device: str) -> list[Row]:
@@ -119,11 +119,12 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: P
             if missing and not held:
                 queue.append((place, True))
                 continue
+            checkpoints, everyone = (job.checkpoints(folder, part) for part in (missing, range(len(job.runs))))
+            ours = {checkpoint.path for checkpoint in checkpoints + everyone}
             if missing:
                 drawn = read_rows(curves_file)  # has ours too if a process was killed between writing curves and rows
-                if not job.separate:
-                    warn_of_others(folder, job)
-                results, curves = job.train(missing, job.checkpoints(folder, missing), tell)
+                warn_of(job.others(folder, ours))
+                results, curves = job.train(missing, checkpoints, tell)
                 runs = [job.runs[i] for i in missing]
                 new = [
                     {**run, **maker, **curve}
@@ -136,7 +137,9 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: P
                     append_rows(rows_file, made)
                 kept += made
             if held and keeper:
-                for path in job.checkpoint_files(folder):
+                # A process that is killed after writing its rows leaves a checkpoint, named after the runs it made.
+                made_before = [path for path in job.others(folder, ours) if has_rows(Checkpoint.runs_in(path), kept)]
+                for path in ours.union(made_before):
                     path.unlink(missing_ok=True)
         done[place] = [row for run in job.runs if (row := find(kept, run)) is not None]
     return [row for place in range(len(jobs)) for row in done[place]]
@@ -176,8 +179,12 @@ def teller(progress: Progress, done: int, jobs: int, work: int) -> Tell:
     return lambda now, text: progress(done * work + now, jobs * work, text)
 
 
-def warn_of_others(folder: Path, job: Job) -> None:
-    for path in sorted(set(folder.glob(f"{job.name}-*.checkpoint")) - job.checkpoint_files(folder)):
+def has_rows(runs: list[Row], rows: list[Row]) -> bool:
+    return bool(runs) and all(find(rows, run) is not None for run in runs)
+
+
+def warn_of(checkpoints: list[Path]) -> None:
+    for path in checkpoints:
         logging.getLogger(__name__).warning(
             "bitempered: %s belongs to a stopped run with other settings, data or version; this run starts over", path
         )
