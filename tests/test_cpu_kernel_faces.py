@@ -313,3 +313,12 @@ def test_the_default_device_may_be_another(reduction):
                 value = loss(leaf)
                 results.append((value, *torch.autograd.grad(value.sum(), leaf)))
         assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+def test_the_losses_of_rows_are_contiguous():
+    """As cross_entropy's are, in dimensions of size 1 too, whatever the strides of the target."""
+    target = torch.randint(5, (1, 7, 1), generator=torch.Generator().manual_seed(0)).transpose(1, 2)
+    logits = torch.zeros(1, 5, 1, 7)
+    with kernels.use("cpu"):
+        made = bi_tempered_logistic_loss(logits, target, 0.8, 1.2, reduction="none")
+    assert made.stride() == torch.nn.functional.cross_entropy(logits, target, reduction="none").stride()

@@ -175,3 +175,41 @@ def test_at_t1_equal_to_t2_a_label_on_the_edge_of_the_support_is_inside(dtype, s
             _, gradient = run(logits, target, 0.5, 0.5, label_smoothing=smoothing)
             assert_gradient_is(gradient[0], want, TOLERANCE[dtype])
             assert gradient[0, outside] == 0
+
+
+# A label a little outside the support, by more than float64's rounding: a class just inside has moved the edge.
+BESIDE_AN_EDGE = [
+    ([-12.4375, -13.0, -3.0], 0.9, torch.bfloat16),
+    ([-9.4375, -10.0, 0.0], 0.9, torch.float32),
+    ([1.0, -1.0, 2.0**-21 - 1], 0.5, torch.float32),
+    ([1.0, -1.0, 2.0**-21 - 1], 0.5, torch.float64),
+    ([4.0, 0.0, 2.0**-9], 0.75, torch.float32),
+    ([1 + 5e-14, 0.0, -2.0], 0.0, torch.float64),
+    ([2 + 1e-13, 0.0, -0.3], 0.5, torch.float64),
+    ([1.0, -1e-14, -2.0], 0.0, torch.float32),
+]
+
+
+@pytest.mark.parametrize(("row", "t", "dtype"), BESIDE_AN_EDGE)
+def test_a_label_beside_the_edge_of_the_support_is_outside(row, t, dtype):
+    logits = torch.tensor([row], dtype=dtype)
+    _, want = oracle.loss_and_gradient(logits[0].double().tolist(), [0.0, 1.0, 0.0], t, t)
+    assert want[1] == 0
+    _, gradient = run(logits, torch.tensor([1]), t, t)
+    assert gradient[0, 1] == 0
+    assert_gradient_is(gradient[0], want, max(TOLERANCE[dtype], 1e-6))
+
+
+@pytest.mark.parametrize(("t1", "t2"), [(0.099, 0.1), (0.0, 0.1), (0.297, 0.3)])
+def test_a_row_with_an_edge_does_not_depend_on_its_neighbours(t1, t2):
+    """For t1 little below t2 a gradient nearly jumps there: float32 had it wrong, and otherwise wrong beside others."""
+    row, neighbour = (
+        [1.0, 1.0, 0.4045703113079071, 0.4045702815055847, 0.4045702815055847],
+        [-0.1, -0.3, -0.7, -0.9, -1.2],
+    )
+    logits, target = torch.tensor([row, neighbour]), torch.tensor([3, 0])
+    _, want = oracle.loss_and_gradient(logits[0].tolist(), np.eye(5)[3].tolist(), t1, t2)
+    _, alone = run(logits[:1], target[:1], t1, t2, reduction="sum")
+    _, beside = run(logits, target, t1, t2, reduction="sum")
+    assert_gradient_is(alone[0], want, 1e-5)
+    assert_gradient_is(beside[0], want, 1e-5)

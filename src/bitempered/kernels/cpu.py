@@ -70,7 +70,7 @@ def loss(
     if not per_row:
         out = torch.empty_like(_SCALARS[wide])  # quicker than `new_empty`
     elif labels is not None:
-        out = torch.empty_like(labels, dtype=wide)
+        out = torch.empty_like(labels, dtype=wide, memory_format=torch.contiguous_format)
     else:
         out = logits.new_empty(shape[:axis] + shape[axis + 1 :], dtype=wide)
     call = _LOSS_CALL.pack(

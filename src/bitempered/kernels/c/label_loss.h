@@ -25,7 +25,7 @@ INLINE void label_pass(const Loss *job, Block *b, const int KIND, const int GRAD
             s_r += r, s_h += h;
             if (!GRADIENT) continue;
             vf e = r * d, v = h * d * v_factor;
-            if (KIND < 0 && t1 == t2) near |= (of.w < NEAR_EDGE) & (of.w > -NEAR_EDGE);
+            if (KIND < 0 && t2 - t1 < 1 - t2) near |= (of.w < NEAR_EDGE) & (of.w > -NEAR_EDGE);
             rows->e[j] = e, rows->v[j] = v;
             s_e += e, s_v += v;
         }

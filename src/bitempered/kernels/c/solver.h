@@ -89,12 +89,12 @@ typedef struct { /* as Ratios, in float64 */
     vl inside;
 } Ratios64;
 
-/* At the edge of a support w is 0. For t1 = t2 the gradient jumps there: it counts on which side of it a class is. In
-   float32 m is too inexact to tell for a w as small as NEAR_EDGE. In float64 rounding leaves up to 4e-15 of a w that
-   is 0, as tried for 65,536 classes: what is outside by no more than ON_EDGE is taken for an edge, which is inside.
-   Logits in half precision have many edges, but then the next smallest w is above 1e-6. */
+/* At the edge of a support w is 0. The gradient of t1 = t2 jumps there, and that of a t1 little below t2 nearly does:
+   it counts on which side of it a class is. In float32 m is too inexact to tell for a w as small as NEAR_EDGE. In
+   float64 rounding leaves up to 4e-15 of a w that is 0, as tried for 65,536 classes: what is outside by no more than
+   ON_EDGE is taken for an edge, which is inside. */
 #define NEAR_EDGE 1e-5f
-#define ON_EDGE 1e-13
+#define ON_EDGE 8e-15
 INLINE vl is_edge(vd w) { return (w <= 0.0) & (w > -ON_EDGE); }
 
 INLINE Ratios64 ratios_64(vd gap, vd factor, double s, const int KIND) {
