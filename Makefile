@@ -5,7 +5,7 @@ VENV := .venv/bin
 # Each loss at Adam's default rate, and cross-entropy at its best rate for the last epoch. results/compare has its rows.
 DEMO := logistic@0.001,logistic@0.0001,gce:0.7@0.001,sce:0.1:1@0.001,bi-tempered:0.8:1.2@0.001,bi-tempered@0.001
 
-# Compiled modules are kept, whatever the environment says: pytest rewrites every test module, in each of its processes.
+# Keep compiled modules even if the environment says not to: otherwise every pytest process rewrites every test module.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-slow test-portable test-browser test-gpu screenshots gallery notebook lint docs dist clean

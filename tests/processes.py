@@ -16,8 +16,8 @@ import torch.multiprocessing as mp
 
 def run(function, world, *arguments, timeout=300):
     """The results of function(rank, world, *arguments) of each process, in the order of ranks."""
-    # Forked from a process that has imported what they all need, which takes seconds. It has computed nothing: no pool
-    # of threads is lost.
+    # Fork from a server that has already imported what all need, which takes seconds. It has computed nothing, so no
+    # pool of threads is lost.
     forkserver.set_forkserver_preload(["torch._dynamo", "fsdp_cases", "sharded_cases", "team_cases"])
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
         forkserver.ensure_running()

@@ -24,8 +24,8 @@ def assert_gradient_is(gradient, want, tolerance):
     assert error <= tolerance * norm + 1e-30
 
 
-# Gaps to the tail, which leave it 1e-14 of the mass or less, but for t2 = 4, whose tails are heavy, and t2 = 0.5, whose
-# support ends between them.
+# Gaps to the tail that leave each of its classes about 1e-14 of the mass or less, except for t2 = 4, whose tails are
+# heavy, and t2 = 0.5, whose support ends between them.
 TAILS = {(0.2, 0.5): 1.25, (0.5, 1.0): 32.0, (1.0, 1.0): 32.0, (0.8, 1.2): 2.0**13, (0.5, 4.0): 2.0**46}
 TARGETS = ["far", "tied", "top", "heavy", "smoothed", "weighted", "tied and weighted", "even", "uneven", "close"]
 
@@ -101,9 +101,9 @@ def exact_at_0(logits, y):
 
 
 def rows_with_an_edge(support, classes, rows, seed):
-    """Logits of whole 1/1024: so many classes in the support, two on its edge, the rest far outside, in any order.
+    """Multiples of 1/1024: so many classes in the support, two on its edge, the rest far outside, in any order.
 
-    For a support of 2^n such classes the largest probability, which is the gap of an edge, is in whole 1/1024 too.
+    For a support of 2^n such classes the largest probability, which is the gap of an edge, is one too.
     """
     rng = np.random.default_rng(seed)
     while rows:
@@ -162,7 +162,7 @@ def sums_of_squares(total, largest, count):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("smoothing", [0.0, 0.25])
 def test_at_t1_equal_to_t2_a_label_on_the_edge_of_the_support_is_inside(dtype, smoothing):
-    """Its y_hat^(t2-t1) is 0^0 = 1. At t = 1/2, roots of y_hat that are whole 1/8 or 1/16 have logits of whole 1/8."""
+    """Its y_hat^(t2-t1) is 0^0 = 1. If its roots are multiples of 1/16, logits of 1/8 are exact."""
     for size in (8, 16):
         for roots in itertools.islice(sums_of_squares(size**2, size - 1, 7), 60):
             at_edge, outside = len(roots), len(roots) + 1
@@ -202,7 +202,7 @@ def test_a_label_beside_the_edge_of_the_support_is_outside(row, t, dtype):
 
 @pytest.mark.parametrize(("t1", "t2"), [(0.099, 0.1), (0.0, 0.1), (0.297, 0.3)])
 def test_a_row_with_an_edge_does_not_depend_on_its_neighbours(t1, t2):
-    """For t1 little below t2 a gradient nearly jumps there: float32 had it wrong, and otherwise wrong beside others."""
+    """For t1 just below t2 the gradient nearly jumps at the edge, so float32 is not enough."""
     row, neighbour = (
         [1.0, 1.0, 0.4045703113079071, 0.4045702815055847, 0.4045702815055847],
         [-0.1, -0.3, -0.7, -0.9, -1.2],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -217,7 +218,7 @@ def test_rows_of_other_settings_or_code_are_kept_but_not_used(tmp_path):
 
 
 @pytest.mark.parametrize("made_before", [0, 1])  # runs of the job, by another recipe
-def test_a_checkpoint_whose_rows_are_there_is_removed(made_before, tmp_path, monkeypatch, trained):
+def test_a_checkpoint_whose_rows_are_there_is_removed(made_before, tmp_path, monkeypatch, trained, caplog):
     """A process can be killed between its rows and its checkpoint, also between its curves and its rows."""
     recipe = comparison(levels=(0.0,), seeds=1, epochs=1)
     if made_before:
@@ -227,9 +228,17 @@ def test_a_checkpoint_whose_rows_are_there_is_removed(made_before, tmp_path, mon
         patch.setattr(Path, "unlink", lambda *_, **__: None)
         rows = cells.run(recipe, tmp_path, silent)
     assert list(tmp_path.glob("*.checkpoint"))
+    (tmp_path / "larger").mkdir()
+    for path in tmp_path.glob("*.*"):
+        shutil.copy(path, tmp_path / "larger")
     assert cells.run(recipe, tmp_path, silent) == rows
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["compare.jsonl", "curves.jsonl"]
+    assert sorted(path.name for path in tmp_path.glob("*.*")) == ["compare.jsonl", "curves.jsonl"]
     assert len(trained) == 1
+
+    larger = replace(recipe, cells=(*recipe.cells, replace(recipe.cells[0], loss=Loss("mae"))))
+    cells.run(larger, tmp_path / "larger", silent)
+    assert sorted(path.name for path in (tmp_path / "larger").iterdir()) == ["compare.jsonl", "curves.jsonl"]
+    assert "belongs to a stopped run" not in caplog.text
 
     (tmp_path / "compare.jsonl").unlink()
     again = cells.run(recipe, tmp_path, silent)
@@ -238,7 +247,7 @@ def test_a_checkpoint_whose_rows_are_there_is_removed(made_before, tmp_path, mon
 
 
 def test_a_stopped_part_of_a_job_goes_on_in_another_job(tmp_path, monkeypatch):
-    """What is missing tells which runs go on, not what the job had besides."""
+    """A checkpoint belongs to the runs it holds, whichever job trained them."""
     recipe = comparison(levels=(0.0,), seeds=1, epochs=3)
     first, second = (replace(recipe, cells=(cell,)) for cell in recipe.cells)
     monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)

@@ -73,7 +73,8 @@ def compare(
         typer.Option(
             help="Separated by commas: logistic (cross-entropy), gce:q (generalized cross-entropy), bi-tempered (with "
             "its default recipe), bi-tempered:t1:t2, tsallis:t1:t2, t-logistic:t, sce:alpha:beta, mae. After the "
-            "numbers, anneal=BEGIN..FINISH moves the temperatures from (1, 1) between two epochs, and smoothing=0.1 "
+            "numbers, anneal=BEGIN..FINISH moves the temperatures from (1, 1) between two epochs "
+            "(BEGIN..EPOCH..T1..T2..FINISH: through a pair on the way), and smoothing=0.1 "
             "smooths the labels, as in bi-tempered:0.5:1.5:anneal=15..75:smoothing=0.1. @ fixes a rate, as in "
             "mae@0.01; an unknown name lists all. By default logistic, gce:0.7, bi-tempered, bi-tempered:0.8:1.2.",
             show_default=False,

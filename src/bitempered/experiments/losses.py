@@ -41,7 +41,7 @@ class Loss:
     """A loss and its numbers, such as the temperatures.
 
     With a `schedule`, a pair of epochs, the temperatures move from (1, 1) to `numbers` between the two, and `at` gives
-    the loss of an epoch. Between the two may stand an epoch and the temperatures to pass through then. `rescale` is
+    the loss of an epoch. Between the two it may hold an epoch and the temperatures to pass through then. `rescale` is
     that of the library; as "logits", the loss is divided by the factor of the logits instead, so that only their scale
     changes: K^(1 - t2) L(K^(t2 - 1) logits). `smoothing` is that of the labels.
 
@@ -69,7 +69,8 @@ class Loss:
         if self.name != "bi-tempered" and (self.schedule or self.rescale):
             raise ValueError(f"rescale and schedule are for the bi-tempered loss, got {self.name}; leave them out")
         if self.schedule and len(self.schedule) % 3 != 2:
-            raise ValueError(f"schedule must be two epochs, and between them EPOCH, t1, t2; got {list(self.schedule)}")
+            given = "..".join(f"{number:g}" for number in self.schedule)
+            raise ValueError(f"schedule must be BEGIN..FINISH or BEGIN..EPOCH..T1..T2..FINISH, got {given}")
         if self.rescale not in (False, True, "logits"):
             raise ValueError(f'rescale must be False, True or "logits", got {self.rescale!r}')
         # Finds bad numbers before any work.

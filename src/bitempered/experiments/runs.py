@@ -123,7 +123,7 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: P
             ours = {checkpoint.path for checkpoint in checkpoints + everyone}
             if missing:
                 drawn = read_rows(curves_file)  # has ours too if a process was killed between writing curves and rows
-                warn_of(job.others(folder, ours))
+                warn_of(path for path in job.others(folder, ours) if not is_finished(path, kept))
                 results, curves = job.train(missing, checkpoints, tell)
                 runs = [job.runs[i] for i in missing]
                 new = [
@@ -138,8 +138,7 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: P
                 kept += made
             if held and keeper:
                 # A process that is killed after writing its rows leaves a checkpoint, named after the runs it made.
-                made_before = [path for path in job.others(folder, ours) if has_rows(Checkpoint.runs_in(path), kept)]
-                for path in ours.union(made_before):
+                for path in ours.union(path for path in job.others(folder, ours) if is_finished(path, kept)):
                     path.unlink(missing_ok=True)
         done[place] = [row for run in job.runs if (row := find(kept, run)) is not None]
     return [row for place in range(len(jobs)) for row in done[place]]
@@ -179,11 +178,13 @@ def teller(progress: Progress, done: int, jobs: int, work: int) -> Tell:
     return lambda now, text: progress(done * work + now, jobs * work, text)
 
 
-def has_rows(runs: list[Row], rows: list[Row]) -> bool:
+def is_finished(checkpoint: Path, rows: list[Row]) -> bool:
+    """Whether all runs in a checkpoint have rows."""
+    runs = Checkpoint.runs_in(checkpoint)
     return bool(runs) and all(find(rows, run) is not None for run in runs)
 
 
-def warn_of(checkpoints: list[Path]) -> None:
+def warn_of(checkpoints: Iterable[Path]) -> None:
     for path in checkpoints:
         logging.getLogger(__name__).warning(
             "bitempered: %s belongs to a stopped run with other settings, data or version; this run starts over", path

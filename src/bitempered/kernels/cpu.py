@@ -88,7 +88,7 @@ def loss(
 def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
     """The gradient of sum(g * loss) in the logits."""
     made = empty_gradient(logits, options.axis)
-    loss(logits, target, weight, options, logits.dtype, made, g)
+    loss(logits, target, weight, options, _wide(logits), made, g)
     return made
 
 

@@ -2,8 +2,8 @@
 
 One call solves for the loss and leaves what backward needs. That is the gradient; backward multiplies it by the
 incoming one, and torch.compile fuses that with the rest. In float16 backward computes the gradient, as in eager mode.
-With many classes on a GPU it is a few numbers per row instead, from which a second operator writes the final gradient:
-that saves a pass over the gradient, which then takes longer than calling an operator.
+With many classes on a GPU it is a few numbers per row, from which a second operator writes the final gradient. That
+saves a pass over the gradient, which costs more there than calling an operator.
 """
 
 from collections.abc import Callable, Sequence

@@ -262,7 +262,7 @@ def _loss_and_gradients(
     needs_a, needs_y, needs_t1, needs_t2 = needs
     by_a = by_y = by_t1 = by_t2 = None
     if needs_a or needs_t2:
-        # core.gradient, where `most` means a single largest logit: v_i - e_i sum_j v_j without the part that cancels.
+        # v_i - e_i sum_j v_j, for a single largest logit without the part that cancels. Ties lose digits here.
         most = rest / (tops + rest) * v - escort * v_rest
         by_a = torch.where(escort > 0.5, most, v - escort * (v_rest + v_top))
         by_a = torch.where(total == 0, 0.0, total * by_a)

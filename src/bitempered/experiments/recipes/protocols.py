@@ -60,7 +60,7 @@ SETTINGS = {
         # Ends with a heavier tail: on MNIST those with t2 up to 2 memorise, and (0.5, 4) does not (results/last-epoch).
         searched(0.5, 4.0, schedule=(10, 40)),
         searched(0.5, 2.5, schedule=(10, 40)),
-        # The one before has 56.6 % in epoch 35, at (0.58, 2.25), and loses it as t2 outruns the logits, which need a
+        # The one before has 56.6 % in epoch 35, at (0.6, 2.2), and loses it as t2 outruns the logits, which need a
         # scale of K^(t2-1) / (t2-1). These go on more slowly.
         searched(0.5, 2.3, schedule=(10, 30, 0.67, 2.0, 120)),
         searched(0.5, 2.2, schedule=(10, 28, 0.7, 1.8, 120)),

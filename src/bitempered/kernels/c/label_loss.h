@@ -36,7 +36,7 @@ INLINE void label_pass(const Loss *job, Block *b, const int KIND, const int GRAD
     EACH(l) rows->in_float64 |= near[l] != 0;
 }
 
-/* Whether any class has the logit of the top, which is left out. */
+/* Whether a class other than the top has the top's logit. */
 static __attribute__((noinline)) int has_ties(const Rows *rows) {
     vi found = {0};
     vl found_64[2] = {{0}};
@@ -92,7 +92,7 @@ static void conclude_label(const Loss *job, Block *b) {
             vd v_sum = b->v_sum[h] - label[h], e_sum = b->e_sum[h];
             e_factor[h] = (v_top[h] + v_sum) / (1 + e_sum);
             top[h] = (v_top[h] * e_sum - v_sum) / (1 + e_sum);
-            ties[h] = (e_sum >= 1.0) & (abs64(top[h]) < 0.5 * v_top[h]);
+            ties[h] = (e_sum > 0.9) & (abs64(top[h]) < 0.5 * v_top[h]);
         }
         if (shifted || !any(ties) || !has_ties(rows)) break;
         shift_ties(b, v_top, ties);

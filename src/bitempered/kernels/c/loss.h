@@ -79,8 +79,7 @@ static void block(const Loss *job, int64_t first, Block *b) {
     for (int l = 0; l < rows->at.used; l++) {
         double loss = lanes(b->W)[l] * lanes(b->loss)[l] * job->outer;
         loss = lanes(b->W)[l] == 0 ? 0 : ((int64_t *)rows->bad)[l] ? NAN : loss < 0 ? 0 : loss;
-        if (job->losses && is_64(of)) ((double *)job->losses)[first + l] = loss;
-        if (job->losses && !is_64(of)) ((float *)job->losses)[first + l] = (float)loss;
+        if (job->losses) put_number((char *)job->losses + (first + l) * (is_64(of) ? 8 : 4), is_64(of), loss);
         job->sums[first / grain_of(of)] += loss;
     }
     if (!job->gradient.data) return;
