@@ -65,6 +65,13 @@ def points_become(page, count):
     page.wait_for_url(lambda url: len(url.split("&points=")[1]) == 4 * count)
 
 
+def choose(page, name, value):
+    """Click the label, which people see and which does not move any more; the button in it may have no size."""
+    button = page.locator(f"input[name={name}][value='{value}']")
+    page.locator("label").filter(has=button).click()
+    expect(button).to_be_checked()
+
+
 def set_slider(page, name, value):
     """Move a slider as a user's pointer does: to a place on its track."""
     slider = page.locator(f"#{name}")
@@ -144,7 +151,7 @@ def test_own_points_are_added_dragged_and_removed(page, address):
     page.locator("#clear").click()
     expect(page.locator("#message")).to_contain_text("at least two classes")
     page.mouse.click(*place(page, -0.5, 0))
-    page.locator("input[name=paint][value='1']").check(force=True)
+    choose(page, "paint", "1")
     page.mouse.click(*place(page, 0.5, 0))
     finished(page)
     assert accuracies(page) == [100, 100]
@@ -163,7 +170,7 @@ def test_own_points_are_added_dragged_and_removed(page, address):
     page.mouse.click(*place(page, 0.9, -0.9), button="right")
     points_become(page, 2)
     assert link(page)["points"] == after
-    page.locator("input[name=paint][value=none]").check(force=True)
+    choose(page, "paint", "none")
     page.mouse.click(*place(page, 0.9, -0.9))  # there is none any more
     page.mouse.click(*place(page, 0.2, 0.8))
     points_become(page, 1)
@@ -174,12 +181,15 @@ def test_own_points_by_finger(chromium, address):
     page = context.new_page()
     page.goto(f"{address}#noise=none")
     expect(page.locator("#state")).to_contain_text("step")
-    page.locator("input[name=data][value=own]").check(force=True)
+    choose(page, "data", "own")
     points_become(page, 60)
     page.locator("#picture-1").scroll_into_view_if_needed()
+    before = page.locator("#nets").bounding_box()
     page.touchscreen.tap(*place(page, 1.1, 1.1))
     points_become(page, 61)
-    page.locator("input[name=paint][value=none]").check(force=True)
+    expect(page.locator("#probe-0")).to_contain_text("1.1")
+    assert page.locator("#nets").bounding_box()["height"] == before["height"]  # nothing below moves under a finger
+    choose(page, "paint", "none")
     page.locator("#picture-1").scroll_into_view_if_needed()
     page.touchscreen.tap(*place(page, 1.1, 1.1))
     points_become(page, 60)
