@@ -296,14 +296,17 @@ class Clock:
         return self.begin.elapsed_time(self.end) / 1e3
 
     def peak(self, call: Call) -> int | None:
-        """Return the peak bytes that one call allocates; None on a CPU, where they are not counted."""
+        """Return the most bytes that one call requests at once; None on a CPU, where they are not counted.
+
+        Not `max_memory_allocated`: it counts whole blocks, and a free block is up to 1 MiB larger than what is requested.
+        """
         if not self.cuda:
             return None
         call.restore()
         torch.cuda.reset_peak_memory_stats()
-        there = torch.cuda.memory_allocated()
+        there = torch.cuda.memory_stats()["requested_bytes.all.current"]
         call()
-        return torch.cuda.max_memory_allocated() - there
+        return torch.cuda.memory_stats()["requested_bytes.all.peak"] - there
 
     def take_turns(self, calls: dict[str, Callable[[], Any]], suite: Suite) -> dict[str, list[float]]:
         taken: dict[str, list[float]] = {label: [] for label in calls}
