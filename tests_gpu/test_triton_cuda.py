@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing
+import os
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 
@@ -50,7 +51,9 @@ def compile_one(case):
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled():
-    """One process would compile for minutes what, compiled by many, it finds on disk."""
+    """One process would compile for minutes what, compiled by many, it finds on disk. Workers of xdist are many."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
     cases = [
         *((check_float32, *pair, (10, 1000, 32000)) for pair in PAIRS),
         *((check_options, *case) for case in itertools.product(SHAPES, KINDS)),
