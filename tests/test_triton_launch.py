@@ -12,6 +12,13 @@ from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
 from bitempered.kernels.triton import binary, launch, losses
 
+STREAM = 7
+
+
+@pytest.fixture(autouse=True)
+def _stream(monkeypatch):
+    monkeypatch.setattr(launch, "_current_stream", lambda device: STREAM)
+
 
 class Compiled:
     """Stands for a kernel of Triton's, and for what it is compiled to: writes down what it is launched with."""
@@ -31,8 +38,13 @@ class Compiled:
     @staticmethod
     def again(made):
         class Again:
-            def __getitem__(self, grid):
-                return lambda *arguments: made[grid[:1]](*arguments)
+            function, packed_metadata = object(), object()
+
+            def run(self, x, y, z, stream, function, metadata, launch_metadata, enter_hook, exit_hook, *arguments):
+                assert (y, z, stream) == (1, 1, STREAM)
+                assert (function, metadata) == (self.function, self.packed_metadata)
+                assert launch_metadata is enter_hook is exit_hook is None
+                made[(x,)](*arguments)
 
         return Again()
 

@@ -298,7 +298,7 @@ class Clock:
     def peak(self, call: Call) -> int | None:
         """Return the most bytes that one call requests at once; None on a CPU, where they are not counted.
 
-        Not `max_memory_allocated`: it counts whole blocks, and a free block is up to 1 MiB larger than what is requested.
+        Not `max_memory_allocated`: it counts whole blocks, and a free block may be 1 MiB larger than the request.
         """
         if not self.cuda:
             return None
