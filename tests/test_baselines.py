@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
+from bitempered.torch import baselines, bi_tempered_logistic_loss, tempered_softmax
 from bitempered.torch.baselines import (
     generalized_cross_entropy,
     mean_absolute_error,
@@ -32,6 +32,10 @@ LOSSES = {
     "absolute": (mean_absolute_error, 1, lambda p: 2 * (1 - p)),
 }
 each = pytest.mark.parametrize("name", LOSSES)
+
+
+def test_every_baseline_has_a_formula_here():
+    assert {getattr(f, "func", f).__name__ for f, _, _ in LOSSES.values()} == set(baselines.__all__)
 
 
 def batch(dtype=torch.float64):

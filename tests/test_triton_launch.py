@@ -1,6 +1,7 @@
 """Launches of the Triton kernels: what is remembered of one serves the next like it."""
 
 import inspect
+import itertools
 import os
 
 import pytest
@@ -10,7 +11,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined, so befor
 
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
-from bitempered.kernels.triton import binary, launch, losses
+from bitempered.kernels.triton import binary, launch, losses, tiles
 
 STREAM = 7
 
@@ -137,3 +138,16 @@ def test_a_binary_launch_like_an_earlier_one_gets_the_same_arguments(monkeypatch
     assert len(binary._plans) == 2
     binary.binary_loss(logits, target, None, torch.ones(1), options)
     assert len(binary._plans) == 2  # a weight is not remembered
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("contiguous", [True, False])
+@pytest.mark.parametrize("vector", [1, 8])
+def test_tiles_are_powers_of_two(itemsize, contiguous, vector):
+    """A GPU refuses others, and the interpreter takes them."""
+    many = (1, 2, 10, 33, 100, 1000, 8192, 8193, 32000, 2**18)
+    for classes, rows in itertools.product(many, (1, 3, 128, 5000, 10**6)):
+        tile = tiles.choose_tile(classes, rows, itemsize, contiguous, vector)
+        for name in ("ROWS", "COLUMNS", "VECTOR", "num_warps"):
+            assert tile[name] > 0
+            assert tile[name] & (tile[name] - 1) == 0, (name, classes, rows)

@@ -222,7 +222,7 @@ def problem_notes(comparison: Comparison, rows: list[Row]) -> list[str]:
             advice["smaller learning rates (--rates)"] = None
         else:
             advice |= dict.fromkeys(("larger learning rates (--rates)", "more --epochs"))
-            if loss.name != "logistic":
+            if loss.name != "logistic" and not loss.schedule:
                 advice["bi-tempered without numbers, which starts as cross-entropy"] = None
     return [*problems, f"! To try: {'; '.join(advice)}."] if problems else []
 

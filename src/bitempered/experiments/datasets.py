@@ -51,6 +51,12 @@ class DatasetEntry:
     mistaken: Mapping[int, int] | None = None  # what some classes are often mistaken for, if that is known
     published: Callable[[], Part] | None = None  # all rows in their published order, if `read` has another
 
+    def __post_init__(self) -> None:
+        if self.source is None and self.published is None:
+            raise ValueError(
+                "a data set that `read` divides needs `published`, so that an audit numbers its rows right"
+            )
+
 
 def read_digits(paths: list[Path]) -> Parts:
     """Return scikit-learn's 1,797 grey 8 x 8 digits: 797 rows to test, the rest to train and validate."""

@@ -65,7 +65,7 @@ class Loss:
         names = LOSSES[self.name].numbers
         if len(self.numbers) != len(names):
             form = ":".join([self.name, *names])
-            raise ValueError(f"{self.name} takes {len(names)} numbers, written {form}; got {list(self.numbers)}")
+            raise ValueError(f"{self.name} is written {form}, got the numbers {list(self.numbers)}")
         if self.name != "bi-tempered" and (self.schedule or self.rescale):
             raise ValueError(f"rescale and schedule are for the bi-tempered loss, got {self.name}; leave them out")
         if self.schedule and len(self.schedule) % 3 != 2:

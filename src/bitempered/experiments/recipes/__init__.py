@@ -87,13 +87,13 @@ REPRODUCED = {name: entry for name, entry in RECIPES.items() if entry.about is n
 ROWS = {name: entry.rows for name, entry in RECIPES.items() if entry.rows is not None}
 
 
-def load(what: str) -> Any:
-    return import_module(f"{__name__}.{RECIPES[what].module}")
+def load(module: str) -> Any:
+    return import_module(f"{__name__}.{module}")
 
 
 def plan(what: str, options: Options) -> Plan:
     """Return the plan of a figure or table; a ValueError says which option is wrong."""
-    planned: Plan = load(what).plan(what, options)
+    planned: Plan = load(RECIPES[what].module).plan(what, options)
     return replace(planned, name=f"{planned.name}-quick") if options.quick else planned
 
 
@@ -113,11 +113,12 @@ def choose(what: str, *roots: Path) -> list[Path]:
 def render(folder: Path) -> "Pages":
     """Render the pages, tables and figures of a folder again from its rows."""
     pages: Pages = {}
-    for kind, path in {rows: folder / f"{rows}.jsonl" for rows in ROWS.values()}.items():
+    for kind, module in {entry.rows: entry.module for entry in RECIPES.values() if entry.rows is not None}.items():
+        path = folder / f"{kind}.jsonl"
         if not path.exists():
             continue
         try:
-            pages |= load(kind).render(path)
+            pages |= load(module).render(path)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__} {error}"
             raise BadRows(f"{path} does not hold the rows of a finished {kind}: {reason}") from error
