@@ -201,10 +201,14 @@ def test_any_table_with_a_label_column(tmp_path):
 
 
 def test_a_new_data_set_and_a_new_network_are_an_entry_each(tmp_path, monkeypatch):
-    def read(paths):
+    def published():
         x = np.random.default_rng(0).normal(size=(90, 2)).astype(np.float32)
         labels = np.arange(90) % 3
         x[:, 0] += 5 * labels
+        return x, labels
+
+    def read(paths):
+        x, labels = published()
         return (x[:60], labels[:60]), (x[60:], labels[60:])
 
     def linear(shape, classes):
@@ -214,9 +218,11 @@ def test_a_new_data_set_and_a_new_network_are_an_entry_each(tmp_path, monkeypatc
         )
 
     monkeypatch.setitem(NETWORKS, "linear", Architecture(linear))
-    monkeypatch.setitem(
-        DATASETS, "blobs", DatasetEntry(None, read, 3, Training("linear", "sgd", epochs=2), validation_rows=30)
-    )
+    training = Training("linear", "sgd", epochs=2)
+    with pytest.raises(ValueError, match="needs `published`"):
+        DatasetEntry(None, read, 3, training)
+    blobs = DatasetEntry(None, read, 3, training, validation_rows=30, published=published)
+    monkeypatch.setitem(DATASETS, "blobs", blobs)
     options = ["--noise", "0.2", "--seeds", "1", "--losses", "logistic,mae", "--rates", "0.01", "--out", tmp_path]
     assert invoke("compare", "--dataset", "blobs", *options).exit_code == 0
     done = invoke("compare", "--dataset", "digits", "--network", "linear", "--epochs", "1", *options)
