@@ -129,7 +129,7 @@ def test_the_verdicts_on_the_default_schedule_are_those_of_its_table():
 
 
 def test_no_table_of_results_is_copied():
-    """They are taken from the committed files by `{{ table FILE }}`, or the page links to them."""
+    """The page links to them. The site shows the table of a link that is called so."""
     for name, text in PAGES.items():
         if name != "math":  # its table is of temperatures, and another test evaluates it
             assert not re.findall(r"^\|.*\| *[+−-]?\d[\d.,]*(?: ± [\d.]+)?%? *\|", text, re.MULTILINE), name

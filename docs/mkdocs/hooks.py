@@ -25,11 +25,12 @@ WIDE = 110  # letters: in a wider table, pairs of numbers stand one above the ot
 EXAMPLES = ("examples/*.py", "examples/gallery/*.py")
 
 TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
-# The table, which of the file's it is, and what its lines must have.
-DIRECTIVE = re.compile(
-    r"^\{\{ table (\S+?)(?: (\d+))?(?: where (.+?))? \}\}$", re.MULTILINE
+# A link to a file's table: which of its tables, what its rows must have, and the file.
+TABLE_LINK = re.compile(
+    r"^\[Table(?: (\d+))?(?:, rows of (.+?))?\]\(((?:results|benchmarks)/\S+?)\)$",
+    re.MULTILINE,
 )
-LINK = re.compile(r"\]\((\.\./[^)#\s]+)")
+LINK = re.compile(r"\]\((\.\./[^)#\s]+|\w+\.ipynb)")
 FROM_NETWORK = re.compile(
     r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"(?:https?:)?//|<link\b(?![^>]*canonical)[^>]*\bhref=\"(?:https?:)?//"
 )
@@ -113,6 +114,9 @@ def on_page_markdown(
 
     def on_site(link: re.Match[str]) -> str:
         """From docs/ it is ../results/x.md, on the site results/x.md."""
+        if link[1].endswith(".ipynb"):  # a page here, which links to the file itself
+            page_of = link[1].replace(".ipynb", ".md")
+            return link[0] if page_of == page.file.src_uri else f"]({page_of}"
         target = posixpath.normpath(posixpath.join("docs", here, link[1]))
         if target.startswith("docs/"):
             return link[0]
@@ -120,8 +124,8 @@ def on_page_markdown(
             target = target.replace(".py", ".md")
         return f"]({posixpath.relpath(target, here or '.')}"
 
-    def table(directive: re.Match[str]) -> str:
-        path, number = directive[1], int(directive[2] or 1)
+    def table(link: re.Match[str]) -> str:
+        number, path = int(link[1] or 1), link[3]
         tables = (
             TABLE.findall((ROOT / path).read_text(encoding="utf-8"))
             if (ROOT / path).is_file()
@@ -132,7 +136,7 @@ def on_page_markdown(
                 f"{page.file.src_uri}: {path} has {len(tables)} tables, not {number}"
             )
         head, rule, *lines = tables[number - 1].splitlines()
-        wanted = directive[3].split(" and ") if directive[3] else []
+        wanted = link[2].split(" and ") if link[2] else []
         kept = [line for line in lines if all(f"| {text} |" in line for text in wanted)]
         if not kept:
             raise PluginError(
@@ -146,7 +150,7 @@ def on_page_markdown(
 
     if page.file.src_uri.startswith(("results/", "benchmarks/")):
         return markdown
-    return DIRECTIVE.sub(table, LINK.sub(on_site, markdown))
+    return TABLE_LINK.sub(table, LINK.sub(on_site, markdown))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
