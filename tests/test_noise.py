@@ -106,6 +106,13 @@ def test_every_model_refuses_bad_input(model, options, labels, rate, message):
         model(np.array(labels), rate, rng=np.random.default_rng(0), **options)
 
 
+@pytest.mark.parametrize(("model", "options"), MODELS)
+def test_every_model_says_which_generator_it_takes(model, options):
+    for rng in (0, np.random.RandomState(0)):
+        with pytest.raises(TypeError, match=r"rng must be a generator such as numpy.random.default_rng\(0\), got"):
+            model(np.zeros(200, dtype=int), 0.4, rng=rng, **options)
+
+
 def test_symmetric_over_all_classes_draws_exactly_the_rate_anew():
     labels = np.full(100_000, 3)
     noisy = symmetric(labels, 0.5, rng=np.random.default_rng(0), num_classes=10, including_self=True)

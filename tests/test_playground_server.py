@@ -371,10 +371,11 @@ def first_answer(page):
 # The command
 
 
-def test_a_missing_extra_is_named():
-    code = """
+@pytest.mark.parametrize("package", ["typer", "starlette"])
+def test_a_missing_extra_is_named(package):
+    code = f"""
 import sys
-sys.modules["starlette"] = sys.modules["starlette.applications"] = None
+sys.modules["{package}"] = sys.modules["{package}.applications"] = None
 sys.argv = ["bitempered", "playground"]
 from bitempered.cli import main
 main()

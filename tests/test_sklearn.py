@@ -454,7 +454,7 @@ BOTH = {
     "large t2": ({"t1": 1, "t2": 110, "rescale": True}, {}, ValueError, "more than 1e30 for 2 classes and t2 = 110"),
     "max_iter": ({"max_iter": 0}, {}, ValueError, "max_iter must be an integer >= 1, got 0"),
     "tol": ({"tol": -1.0}, {}, ValueError, "tol must be a finite number >= 0, got -1.0"),
-    "one class": ({}, {"y": [1, 1, 1, 1]}, ValueError, "y must hold at least 2 classes, got 1 class"),
+    "one class": ({}, {"y": [1, 1, 1, 1]}, ValueError, "y must hold at least 2 classes, got 1 class: 1"),
     "real y": ({}, {"y": [0.1, 0.2, 0.3, 0.4]}, ValueError, "continuous"),
     "weights": ({}, {"sample_weight": [1.0]}, ValueError, r"sample_weight must have shape \(4,\), .* got \(1,\)"),
     "negative": ({}, {"sample_weight": [1, 1, 1, -1]}, ValueError, "must hold finite numbers >= 0, .* from -1 to 1"),

@@ -21,7 +21,8 @@ NEEDS = f"this command needs more packages: {install('experiments')}"
 try:
     import typer
 except ModuleNotFoundError as missing:
-    raise SystemExit(f"bitempered: {missing}; {NEEDS}") from None
+    extra = next((name for name in sys.argv[1:2] if name in ("tune", "playground")), "experiments")
+    raise SystemExit(f"bitempered: {missing}; this command needs more packages: {install(extra)}") from None
 except KeyboardInterrupt:
     print("bitempered: stopped", file=sys.stderr)
     raise SystemExit(130) from None

@@ -191,7 +191,13 @@ def fits(label: int, dtype: np.dtype) -> bool:
         return False
 
 
+def check_generator(rng: np.random.Generator) -> None:
+    if not isinstance(rng, np.random.Generator):
+        raise TypeError(f"rng must be a generator such as numpy.random.default_rng(0), got {type(rng).__name__}")
+
+
 def draw(count: int, rate: float, rng: np.random.Generator) -> np.ndarray:
+    check_generator(rng)
     return rng.choice(count, size=round(rate * count), replace=False)
 
 
@@ -247,5 +253,6 @@ def by_margin(
     if not rate <= pool <= 1:
         raise ValueError(f"pool must be in [rate, 1] = [{rate}, 1], got {pool}")
     nearest = np.argsort(key, kind="stable")[: round(pool * len(labels))]
+    check_generator(rng)
     chosen = rng.choice(nearest, size=round(rate * len(labels)), replace=False)
     return move(labels, chosen, rng.integers(1, num_classes, size=len(chosen)), num_classes)

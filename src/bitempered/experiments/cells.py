@@ -259,7 +259,8 @@ def run_seed(
     """Train the members together; return their results and their curves."""
 
     def on_epoch(epoch: int, metrics: Row) -> None:
-        tell(epoch, f"seed {seed}: epoch {epoch}, validation accuracy {sum(metrics['validation']) / len(members):.1%}")
+        mean = sum(metrics["validation"]) / len(members)
+        tell(epoch, f"seed {seed}: epoch {epoch}, mean validation accuracy of {len(members)} runs {mean:.1%}")
 
     metrics = train(
         comparison.training, members, split, seed=seed, device=device, on_epoch=on_epoch, checkpoint=checkpoint

@@ -52,7 +52,7 @@ class TemperedClassifier(ClassifierMixin, BaseEstimator):
                 raise ValueError(f"y must hold none but the classes {wanted.tolist()}, got {more} as well")
             self.classes_, labels = wanted, np.searchsorted(wanted, self.classes_)[labels]
         if len(self.classes_) < 2:
-            raise ValueError(f"y must hold at least 2 classes, got 1 class: {self.classes_[0]!r}")
+            raise ValueError(f"y must hold at least 2 classes, got 1 class: {self.classes_.tolist()[0]!r}")
         if sample_weight is None:
             return X, labels, np.ones(len(labels))
         weight = check_array(sample_weight, dtype=np.float64, ensure_2d=False, input_name="sample_weight")
