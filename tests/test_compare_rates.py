@@ -135,7 +135,7 @@ def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, fleets):
     assert [row["seed"] for row in files.read_rows(tmp_path / "stopped" / "search" / "search.jsonl")] == [100] * 4
     texts = []
     rows, tried = compare.run(asked, tmp_path / "stopped", lambda done, total, text: texts.append((done, text)))[1:]
-    shown = [re.sub(", validation.*", "", text) for _, text in texts]
+    shown = [re.sub(", mean validation.*", "", text) for _, text in texts]
     assert shown == ["rates, seed 101: epoch 2", "seed 0: epoch 1", "seed 0: epoch 2"]
     # Four trials with two seeds, then two cells with one, two epochs each.
     assert [done for done, _ in texts] == [16, 18, 20]
