@@ -462,8 +462,8 @@ def test_a_schedule_is_for_one_loss_and_by_epoch(make, message):
     ("text", "message"),
     [
         ("hinge", "unknown loss 'hinge'; choose from: logistic, bi-tempered"),
-        ("bi-tempered", r"bi-tempered takes 2 numbers, written bi-tempered:t1:t2; got \[\]"),
-        ("logistic:1", "logistic takes 0 numbers"),
+        ("bi-tempered", r"bi-tempered is written bi-tempered:t1:t2, got the numbers \[\]"),
+        ("logistic:1", r"logistic is written logistic, got the numbers \[1.0\]"),
         ("gce:much", "cannot use the loss 'gce:much'"),
         ("bi-tempered:1.5:1.2", "t1 must not exceed t2"),
         ("gce:2", "q must be"),

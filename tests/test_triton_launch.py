@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ STREAM = 7
 
 @pytest.fixture(autouse=True)
 def _stream(monkeypatch):
-    monkeypatch.setattr(launch, "_current_stream", lambda device: STREAM)
+    active = SimpleNamespace(get_current_stream=lambda device: STREAM)
+    monkeypatch.setattr(launch, "driver", SimpleNamespace(active=active))
 
 
 class Compiled:

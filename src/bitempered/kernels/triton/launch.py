@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.runtime import driver
 
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
@@ -18,9 +19,8 @@ COMPILER_OPTIONS: dict[str, Any] = {"enable_fp_fusion": True} if _COMPILED else 
 # debug keeps device_assert in the kernel.
 ASSERTING_OPTIONS = {**COMPILER_OPTIONS, "debug": True, "sanitize_overflow": False} if _COMPILED else {}
 FAST_MATH = _COMPILED and torch.version.hip is None
-_current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # which Triton asks too
 # Triton inspects every argument of every call. From 3.3 on a compiled kernel's launcher takes the constants too.
-DIRECT = FAST_MATH and _current_stream is not None and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
+DIRECT = FAST_MATH and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 _NEAR = 0.09  # of s: nearer to 0, 1 + s v would lose digits that the exponent 1 / s needs
 _launches = Memo()
 _ANY = {"KIND": 3, "SHIFT": -1, "FAST": FAST_MATH, "NEAR": True, "Q": 0, "R": 0, "E": 0, "SAME": False, "T1_ZERO": 2}
@@ -91,10 +91,10 @@ def launch_kernel(kernel: Any, programs: int, arguments: tuple[Any, ...], consta
 def _launcher(compiled: Any, programs: int) -> Any:
     """compiled[programs, 1, 1] on the current device, without serving Triton's launch hooks, which takes longer."""
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    device = torch.cuda.current_device()
+    device, current_stream = torch.cuda.current_device(), driver.active.get_current_stream
 
     def launch(*arguments: Any) -> None:
-        run(programs, 1, 1, _current_stream(device), function, metadata, None, None, None, *arguments)
+        run(programs, 1, 1, current_stream(device), function, metadata, None, None, None, *arguments)
 
     return launch
 
