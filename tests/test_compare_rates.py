@@ -276,6 +276,18 @@ def test_a_run_that_gave_up_a_class_is_marked(tmp_path):
     assert [bool(row["problem"]) for row in rows] == [False, True, True] * 2
 
 
+@pytest.mark.parametrize(("loss", "told"), [("mae", True), ("bi-tempered:0.8:1.2", True), ("bi-tempered", False)])
+def test_nobody_is_told_to_try_what_has_just_failed(tmp_path, loss, told):
+    write_table(tmp_path / "table.csv", 150, 0)
+    done = invoke(
+        "compare", "--dataset", tmp_path / "table.csv", "--label-column", "kind", "--epochs", "2", "--seeds", "1",
+        "--losses", f"{loss}@1e-12", "--out", tmp_path / "out",
+    )  # fmt: skip
+    text = " ".join(done.stdout.split())
+    assert "! To try: larger learning rates (--rates); more --epochs" in text
+    assert ("bi-tempered without numbers" in text) == told
+
+
 # What the reader sees
 
 

@@ -129,10 +129,20 @@ def test_the_verdicts_on_the_default_schedule_are_those_of_its_table():
 
 
 def test_no_table_of_results_is_copied():
-    """The page links to them. The site shows the table of a link that is called so."""
+    """The page links to them. The site replaces a link named Table by the table."""
     for name, text in PAGES.items():
         if name != "math":  # its table is of temperatures, and another test evaluates it
             assert not re.findall(r"^\|.*\| *[+−-]?\d[\d.,]*(?: ± [\d.]+)?%? *\|", text, re.MULTILINE), name
+
+
+def test_links_to_tables_name_what_is_there():
+    """The site raises if a table or a row is missing, and leaves a link that it does not understand."""
+    lines = [line for text in PAGES.values() for line in text.splitlines() if line.lower().startswith("[table")]
+    assert len(lines) > 30
+    for line in lines:
+        link = re.fullmatch(r"\[Table(?: \d+)?(?:, rows of .+)?\]\(\.\./((?:results|benchmarks)/\S+\.md)\)", line)
+        assert link, line
+        assert (ROOT / link[1]).exists(), line
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "api").glob("*.md")), ids=lambda page: page.stem)

@@ -302,7 +302,7 @@ TARGETS = {
     "fraction": (CLASSES, [0, 0.5, 2, 1], IndexError, "class indices from 0 to 5, got values from 0 to 2"),
     "nan index": (CLASSES, [0, math.nan, 2, 1], IndexError, "class indices from 0 to 5"),
     "negative": (CLASSES, SOFT - 0.5, ValueError, r"probabilities in \[0, 1\] .* got values from -0.5"),
-    "sum": (CLASSES, 1.1 * SOFT, ValueError, "sum to 1 within 0.01 .* whose sums are values from 1.1"),
+    "sum": (CLASSES, 1.1 * SOFT, ValueError, "sum to 1 within 0.01 .* with sums from 1.1"),
     "nan": (CLASSES, math.nan * SOFT, ValueError, "must hold probabilities"),
     "length": (CLASSES, [0, 1], ValueError, r"indices of shape \(4,\) or .* of shape \(4, 6\), got shape \(2,\)"),
     "classes": (CLASSES, SOFT[:, :5], ValueError, r"got shape \(4, 5\)"),

@@ -135,7 +135,7 @@ CASES = {
     "index": ({"target": [0, 6, 2, 1]}, IndexError, "class indices from 0 to 5, got values from 0 to 6"),
     "negative index": ({"target": [0, -1, 2, 1]}, IndexError, "class indices from 0 to 5, got values from -1 to 2"),
     "negative": ({"target": SOFT - 0.5}, ValueError, r"probabilities in \[0, 1\] .* got values from -0.5"),
-    "sum": ({"target": 1.01 * SOFT}, ValueError, "sum to 1 within 0.001 .* sums are values from 1.01"),
+    "sum": ({"target": 1.01 * SOFT}, ValueError, "sum to 1 within 0.001 .* sums from 1.01"),
     "nan": ({"target": math.nan * SOFT}, ValueError, "must hold probabilities"),
     "shape": ({"target": [0, 1]}, ValueError, r"shape \(4,\) or .* of shape \(4, 6\), got int64 of shape \(2,\)"),
     "float index": ({"target": [0.0, 1.0, 2.0, 3.0]}, ValueError, r"indices \(integers\) .* got float64 of shape \(4,"),

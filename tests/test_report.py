@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -88,6 +89,13 @@ def test_older_rows_in_the_file_are_not_shown(tmp_path):
     rows = read_rows(RESULTS / "compare" / "compare.jsonl")
     older = [{**row, "epochs": 2, "test_last": 0} for row in rows] + [{**row, "test_last": 0} for row in rows]
     write_rows(tmp_path / "compare.jsonl", older + rows)
+    assert recipes.render(tmp_path)["compare.md"] == (RESULTS / "compare" / "compare.md").read_bytes()
+
+
+def test_rows_need_not_be_named_as_their_recipe(tmp_path, monkeypatch):
+    entry = recipes.RECIPES["compare"]
+    monkeypatch.setattr(recipes, "RECIPES", {"again": replace(entry, rows="other-rows")})
+    write_rows(tmp_path / "other-rows.jsonl", read_rows(RESULTS / "compare" / "compare.jsonl"))
     assert recipes.render(tmp_path)["compare.md"] == (RESULTS / "compare" / "compare.md").read_bytes()
 
 

@@ -121,7 +121,7 @@ MORE_CLASSES_CASES = {
         ValueError,
         "probabilities in .* got values from -0.3",
     ),
-    "sum": ({"target": 1.01 * SOFT}, ValueError, "sum to 1 within 0.001 .* sums are values from 1.01"),
+    "sum": ({"target": 1.01 * SOFT}, ValueError, "sum to 1 within 0.001 .* sums from 1.01"),
     "half sum": ({"target": (1.05 * SOFT).half()}, ValueError, "sum to 1 within 0.01"),
     "nan probability": ({"target": math.nan * SOFT}, ValueError, "must hold probabilities"),
     "probability shape": (

@@ -144,7 +144,7 @@ def bad_index(values: Array, classes: int, name: str, *, or_ignored: str = "") -
 def bad_probabilities(values: Array, sums: Array, tolerance: float, name: str) -> ValueError:
     return ValueError(
         f"{name} must hold probabilities in [0, 1] that sum to 1 within {tolerance} over the classes,"
-        f" got {value_range(values)}, whose sums are {value_range(sums)}"
+        f" got {value_range(values)}, with sums from {sums.min():g} to {sums.max():g}"
     )
 
 

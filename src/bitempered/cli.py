@@ -16,13 +16,15 @@ from bitempered.experiments.files import stopped
 from bitempered.experiments.progress import progress_bar
 from bitempered.extras import install
 
-NEEDS = f"this command needs more packages: {install('experiments')}"
+NEEDS = {
+    extra: f"this command needs more packages: {install(extra)}" for extra in ("experiments", "tune", "playground")
+}
 
 try:
     import typer
 except ModuleNotFoundError as missing:
-    extra = next((name for name in sys.argv[1:2] if name in ("tune", "playground")), "experiments")
-    raise SystemExit(f"bitempered: {missing}; this command needs more packages: {install(extra)}") from None
+    called = "".join(sys.argv[1:2])
+    raise SystemExit(f"bitempered: {missing}; {NEEDS.get(called, NEEDS['experiments'])}") from None
 except KeyboardInterrupt:
     print("bitempered: stopped", file=sys.stderr)
     raise SystemExit(130) from None
@@ -157,7 +159,7 @@ def compare(
         from bitempered.experiments import cells, compare_report, report
         from bitempered.experiments.recipes import compare as recipe
     except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS}", 1)
+        fail(f"{missing}; {NEEDS['experiments']}", 1)
 
     try:
         contenders = tuple(recipe.Contender.parse(loss) for loss in losses.split(","))
@@ -243,7 +245,7 @@ def tune(
         from bitempered.experiments import report, tune_report
         from bitempered.experiments.recipes import tune as recipe
     except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS}", 1)
+        fail(f"{missing}; {NEEDS['tune']}", 1)
 
     try:
         request = recipe.request(
@@ -336,7 +338,7 @@ def reproduce(
         )
         plan = recipes.plan(what, options)
     except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS}", 1)
+        fail(f"{missing}; {NEEDS['experiments']}", 1)
     except ValueError as error:
         fail(str(error), 2)
     out = out or OUTPUT / plan.name
@@ -376,7 +378,7 @@ def report(
         from bitempered.experiments import report as reports
         from bitempered.experiments import runs  # noqa: F401  (for torch, which every recipe needs)
     except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS}", 1)
+        fail(f"{missing}; {NEEDS['experiments']}", 1)
 
     roots = (Path("results"), OUTPUT)
     chosen = [folder for root in roots for folder in recipes.folders(root)]
@@ -424,7 +426,7 @@ def bench(
         from bitempered.experiments.recipes import bench as recipe
         from bitempered.experiments.report import first_table
     except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS}", 1)
+        fail(f"{missing}; {NEEDS['experiments']}", 1)
 
     device = choose_device(device)
     suite = recipe.quick(recipe.SUITES[device]) if quick else recipe.SUITES[device]
@@ -477,7 +479,7 @@ def audit(
     try:
         from bitempered.experiments import audits, report
     except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS}", 1)
+        fail(f"{missing}; {NEEDS['experiments']}", 1)
 
     try:
         audits.check_request(dataset, score, repeats, label_column)
@@ -507,7 +509,7 @@ def playground(
     try:
         from bitempered.playground.server import serve
     except ModuleNotFoundError as missing:
-        fail(f"{missing}; this command needs more packages: {install('playground')}", 1)
+        fail(f"{missing}; {NEEDS['playground']}", 1)
     try:
         serve(host, port, browser=not no_browser)
     except OSError as error:
@@ -554,7 +556,7 @@ def clear_errors(out: Path, after_ctrl_c: str = "run the same command to continu
     except OSError as error:
         fail(f"cannot use the folder {out}: {error}", 1)
     except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS}", 1)
+        fail(f"{missing}; {NEEDS['experiments']}", 1)
     except ImportError as error:  # of torchvision, which says what to install
         fail(str(error), 1)
     except (BadRows, DataError, BadCheckpoint) as error:

@@ -243,6 +243,7 @@ def by_margin(
 ) -> np.ndarray:
     """`small_margin` with the pool of the smallest `key`."""
     labels = check(labels, rate, num_classes)
+    check_generator(rng)
     if key.shape != labels.shape or np.isnan(key).any():
         raise ValueError(
             f"margin must be one number for each of the {len(labels)} labels, "
@@ -253,6 +254,5 @@ def by_margin(
     if not rate <= pool <= 1:
         raise ValueError(f"pool must be in [rate, 1] = [{rate}, 1], got {pool}")
     nearest = np.argsort(key, kind="stable")[: round(pool * len(labels))]
-    check_generator(rng)
     chosen = rng.choice(nearest, size=round(rate * len(labels)), replace=False)
     return move(labels, chosen, rng.integers(1, num_classes, size=len(chosen)), num_classes)

@@ -260,7 +260,7 @@ def run_seed(
 
     def on_epoch(epoch: int, metrics: Row) -> None:
         mean = sum(metrics["validation"]) / len(members)
-        tell(epoch, f"seed {seed}: epoch {epoch}, mean validation accuracy of {len(members)} runs {mean:.1%}")
+        tell(epoch, f"seed {seed}: epoch {epoch}, mean validation accuracy {mean:.1%} ({len(members)} side by side)")
 
     metrics = train(
         comparison.training, members, split, seed=seed, device=device, on_epoch=on_epoch, checkpoint=checkpoint

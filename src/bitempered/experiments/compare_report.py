@@ -273,7 +273,11 @@ def figure(comparison: Comparison, rows: list[Row], curves: list[Row]) -> Figure
         )
         axes.set_xlabel("epoch")
         axes.grid(alpha=0.3)
-    later = [100 * min(curve["test"][len(curve["test"]) // 5 :]) for curve in curves if curve["test"]]
+    later = [
+        100 * min(curve["test"][len(curve["test"]) // 5 :])
+        for curve in curves
+        if curve["test"] and curve["noise"] in shown
+    ]
     if later:  # the first climb would leave little room for the rest
         panels[0].set_ylim(bottom=max(0, 10 * (min(later) // 10) - 10))
     kind = "clean test labels" if labels_are_clean(comparison) else "test labels"

@@ -49,7 +49,7 @@ class DatasetEntry:
     human_labels: HumanLabels | None = None
     standardise: bool = False  # every column, by the training rows
     mistaken: Mapping[int, int] | None = None  # what some classes are often mistaken for, if that is known
-    published: Callable[[], Part] | None = None  # all rows in their published order, if `read` has another
+    published: Callable[[], Part] | None = None  # all rows in their published order; needed without a source
 
     def __post_init__(self) -> None:
         if self.source is None and self.published is None:

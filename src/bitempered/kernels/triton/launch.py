@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from triton.runtime import driver
 
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
@@ -83,20 +82,9 @@ def launch_kernel(kernel: Any, programs: int, arguments: tuple[Any, ...], consta
         launch, rest = found
         launch(*arguments, *rest)
         return found
-    launch = _launcher(kernel[(programs,)](*arguments, **constants), programs)
+    launch = kernel[(programs,)](*arguments, **constants)[programs, 1, 1]
     rest = [constants[name] for name in kernel.arg_names[len(arguments) :]]
     return _launches.keep(key, (launch, rest))
-
-
-def _launcher(compiled: Any, programs: int) -> Any:
-    """compiled[programs, 1, 1] on the current device, without serving Triton's launch hooks, which takes longer."""
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    device, current_stream = torch.cuda.current_device(), driver.active.get_current_stream
-
-    def launch(*arguments: Any) -> None:
-        run(programs, 1, 1, current_stream(device), function, metadata, None, None, None, *arguments)
-
-    return launch
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
