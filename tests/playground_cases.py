@@ -31,7 +31,14 @@ def serving(limits=None, port=0):
 @contextmanager
 def command_running(*options):
     """The process of `bitempered playground` and its address (host, port)."""
-    command = [sys.executable, "-m", "bitempered", "playground", "--no-browser", "--port", "0", *options]
+    # A job in the background begins with SIGINT ignored, and so do its children.
+    code = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from bitempered.cli import main
+main()
+"""
+    command = [sys.executable, "-c", code, "playground", "--no-browser", "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline()
