@@ -114,9 +114,7 @@ def on_page_markdown(
 
     def on_site(link: re.Match[str]) -> str:
         """From docs/ it is ../results/x.md, on the site results/x.md."""
-        if (
-            "/" not in link[1]
-        ):  # a notebook: a page here, which links to the file itself
+        if "/" not in link[1]:  # a notebook, which is a page here
             page_of = link[1].replace(".ipynb", ".md")
             return link[0] if page_of == page.file.src_uri else f"]({page_of}"
         target = posixpath.normpath(posixpath.join("docs", here, link[1]))

@@ -53,9 +53,7 @@ class DatasetEntry:
 
     def __post_init__(self) -> None:
         if self.source is None and self.published is None:
-            raise ValueError(
-                "a data set that `read` divides needs `published`, so that an audit numbers its rows right"
-            )
+            raise ValueError("a data set without a source needs `published`: an audit numbers its rows in that order")
 
 
 def read_digits(paths: list[Path]) -> Parts:

@@ -90,9 +90,9 @@ typedef struct { /* as Ratios, in float64 */
 } Ratios64;
 
 /* At the edge of a support w is 0. The gradient has a factor y_hat^(t2-t1), that is w^((t2-t1)/(1-t2)): it jumps there
-   for t1 = t2, and has an infinite slope if the exponent is below 1. So the side on which a class lies matters. In float32 m is too inexact to tell for a w as small as NEAR_EDGE. In
-   float64 rounding leaves up to 4e-15 of a w that is 0, as tried for 65,536 classes: what is outside by no more than
-   ON_EDGE is taken for an edge, which is inside. */
+   for t1 = t2, and has an infinite slope if the exponent is below 1. So the side on which a class lies matters. In
+   float32 m is too inexact to tell for a w as small as NEAR_EDGE. In float64 rounding leaves up to 4e-15 of a w that is
+   0, as tried for 65,536 classes: what is outside by no more than ON_EDGE is taken for an edge, which is inside. */
 #define NEAR_EDGE 1e-5f
 #define ON_EDGE 8e-15
 INLINE vl is_edge(vd w) { return (w <= 0.0) & (w > -ON_EDGE); }
