@@ -159,6 +159,15 @@ def test_a_rescaled_loss_begins_as_cross_entropy(t1, t2):
     torch.testing.assert_close(seen, wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("rescale", [False, True, "logits"])
+def test_temperatures_in_memory_replace_the_numbers(rescale):
+    logits = torch.randn(6, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    target = torch.arange(6)
+    wanted = Loss("bi-tempered", (0.25, 1.5), rescale=rescale)(logits, target)
+    scheduled = Loss("bi-tempered", (0.5, 4.0), schedule=(0, 10), rescale=rescale)
+    torch.testing.assert_close(scheduled(logits, target, torch.tensor([0.25, 1.5])), wanted)
+
+
 @pytest.mark.parametrize("text", ["logistic", "gce:0.7", "sce:0.1:1", "tsallis:0.5:2"])
 def test_only_the_bi_tempered_loss_is_rescaled(text):
     with pytest.raises(ValueError, match="rescale and schedule are for the bi-tempered loss, got"):
@@ -169,7 +178,7 @@ def test_a_schedule_moves_the_temperatures_by_epoch(small, tmp_path, monkeypatch
     used, one_step = [], StreamedRun.one_step
 
     def look(self):
-        used.append((self.epoch, self.loss.numbers))
+        used.append((self.epoch, tuple(self.temperatures.tolist())))
         one_step(self)
 
     monkeypatch.setattr(StreamedRun, "one_step", look)

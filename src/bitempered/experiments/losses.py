@@ -164,19 +164,20 @@ class Loss:
         """
         return "".join(f", through ({t1:g}, {t2:g}) in epoch {epoch:g}" for epoch, (t1, t2) in self._between())
 
-    def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The loss of each row of logits `(n, classes)`."""
-        if self.schedule is not None:
+    def __call__(self, logits: Tensor, target: Tensor, temperatures: Tensor | None = None) -> Tensor:
+        """The loss of each row of logits `(n, classes)`; with `temperatures` (2), of these instead of its numbers."""
+        if self.schedule is not None and temperatures is None:
             raise ValueError(f"{self} changes its temperatures from epoch to epoch; call at(epoch) first")
         entry = LOSSES[self.name]
-        options = dict(zip(entry.numbers, self.numbers, strict=True))
+        numbers = self.numbers if temperatures is None else temperatures.unbind()
+        options: dict[str, Any] = dict(zip(entry.numbers, numbers, strict=True))
         if self.smoothing:
             options["label_smoothing"] = self.smoothing
         if self.rescale:
             options["rescale"] = True
         losses = entry.function(logits, target, **options, reduction="none")
         if self.rescale == "logits":
-            inner, outer = scales(logits.shape[-1], *self.numbers)
+            inner, outer = scales(logits.shape[-1], *numbers)
             losses = losses / (inner * outer)
         return losses
 

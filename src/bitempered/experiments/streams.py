@@ -229,7 +229,8 @@ class StreamedRun:
         for weight in self.network.parameters():  # graphs and checkpoints need it before the first step
             self.optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         checkpoint.load(self.restore, self.device)
-        self.loss = self.setting.loss.at(self.epoch)
+        # A graph reads the temperatures of a schedule from memory, where `begin_epoch` changes them.
+        self.temperatures = torch.ones(2, device=self.device) if self.setting.loss.schedule else None
         if cuda:
             torch.backends.cudnn.benchmark = True  # the shapes never change
             self.record()
@@ -238,7 +239,7 @@ class StreamedRun:
         """Train on one batch: forward, backward, new weights."""
         x, (target, clean) = self.epoch_images[self.place], self.epoch_labels[:, self.place]
         logits = self.logits(self.forward, x)
-        losses = self.loss(logits, target)
+        losses = self.setting.loss(logits, target, self.temperatures)
         self.optimizer.zero_grad()
         losses.mean().backward()
         if self.protocol.clip is not None:
@@ -261,7 +262,6 @@ class StreamedRun:
     def record(self) -> None:
         """Record a step as a graph. The steps that warm it up are undone."""
         assert self.stream is not None
-        self.graph = None  # frees its memory before the next graph takes as much
         self.network.train()
         network, momentum = copy.deepcopy((self.network.state_dict(), self.momentum()))
         self.place.copy_(torch.arange(self.protocol.batch_size))
@@ -281,11 +281,8 @@ class StreamedRun:
     def begin_epoch(self) -> None:
         """Draw the order of the images, and shift, mirror and rotate them."""
         self.network.train()
-        loss = self.setting.loss.at(self.epoch)
-        if loss != self.loss:
-            self.loss = loss
-            if self.stream is not None:
-                self.record()  # a graph keeps the temperatures it was recorded with
+        if self.temperatures is not None:
+            self.temperatures.copy_(torch.tensor(self.setting.loss.at(self.epoch).numbers))
         seed = int(np.random.SeedSequence((self.setting.seed, self.epoch)).generate_state(1)[0])
         self.generator.manual_seed(seed)
         order = torch.randperm(len(self.images), generator=self.generator, device=self.device)[: len(self.epoch_images)]
