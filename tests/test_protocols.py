@@ -4,6 +4,7 @@ import math
 import weakref
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +191,30 @@ def test_a_schedule_moves_the_temperatures_by_epoch(small, tmp_path, monkeypatch
     assert row["numbers"] == [0.5, 2.0]
 
 
+def test_temperatures_follow_the_logits(small, tmp_path):
+    setting = Setting(Loss("bi-tempered", (0.5, 3.0), schedule=(0.01,)), 0.5, seed=0)
+    protocol = replace(TINY_A, epochs=4)
+    (row,), _ = run(tmp_path, setting, protocol=protocol)
+    (curve,) = read_rows(tmp_path / "curves.jsonl")
+    measured = curve["epochs_measured"]
+    assert measured[0]["temperatures"] == [1, 1]  # no logits have been seen
+    for before, now in pairwise(measured):
+        t1, t2 = now["temperatures"]
+        scale = (100 ** (t2 - 1) - 1) / (t2 - 1)  # lambda_t2(0), the logits' natural scale
+        assert before["logit_deviation"] == pytest.approx(0.01 * scale, rel=0.01)
+        assert 1 - t1 == pytest.approx((t2 - 1) / 4, abs=2e-4)
+    assert measured[-1]["temperatures"][1] > 1.1
+    assert row["schedule"] == [0.01]
+
+
+def test_a_loss_that_follows_the_logits_has_no_epochs():
+    loss = Loss("bi-tempered", (0.5, 3.0), schedule=(0.3,))
+    with pytest.raises(ValueError, match=r"bi-tempered \(0.5, 3\), annealed follows the logits, not the epochs"):
+        loss.at(3)
+    with pytest.raises(ValueError, match=r"anneal must be BEGIN..FINISH, got 0.3"):
+        Loss.parse("bi-tempered:0.5:3:anneal=0.3")
+
+
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_page_states_its_rows_training_and_leaves_out_rows_of_another(name, tmp_path):
     folder = Path(__file__).parents[1] / "results" / f"protocol-{name}"
@@ -356,7 +381,8 @@ def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
     """Also where the interruption came before the second of two checkpoints."""
     monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
     protocol = replace(TINY_A, batch_size=12)
-    settings = Setting(LOGISTIC, 0.2, seed=0), Setting(replace(TEMPERED, rescale=True), 0.4, seed=0, held_out=8)
+    following = Loss("bi-tempered", (0.5, 3.0), schedule=(0.01,), rescale=True)
+    settings = Setting(LOGISTIC, 0.2, seed=0), Setting(following, 0.4, seed=0, held_out=8)
     weights, summary = [], StreamedRun.summary
 
     def look(self):

@@ -165,7 +165,9 @@ def table(rows: list[Row], *columns: tuple[str, str]) -> str:
     for row in sorted(rows, key=lambda row: row["noise"]):
         loss = Loss.of(row)
         name = str(replace(loss, schedule=None))
-        if loss.schedule:
+        if loss.schedule and loss.follows:
+            name += f", following the logits from (1, 1) at a ratio of {loss.schedule[0]:g}"
+        elif loss.schedule:
             name += f", from (1, 1) over epochs {loss.schedule[0]} to {loss.schedule[-1]}{loss.passes}"
         groups.setdefault((row["noise"], name), []).append(row)
     lines = [
