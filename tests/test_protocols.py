@@ -1,10 +1,10 @@
 """The protocols of the noisy-label literature: their images, rates, network, steps, and what chooses an epoch."""
 
 import math
+import re
 import weakref
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from bitempered import cli, noise
 from bitempered.experiments import augmentation, checkpoints, streams
 from bitempered.experiments.checkpoints import BadCheckpoint, Checkpoint, pack, unpack
+from bitempered.experiments.datasets import CIFAR100N
 from bitempered.experiments.files import read_rows, write_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import protocols
@@ -191,30 +192,6 @@ def test_a_schedule_moves_the_temperatures_by_epoch(small, tmp_path, monkeypatch
     assert row["numbers"] == [0.5, 2.0]
 
 
-def test_temperatures_follow_the_logits(small, tmp_path):
-    setting = Setting(Loss("bi-tempered", (0.5, 3.0), schedule=(0.01,)), 0.5, seed=0)
-    protocol = replace(TINY_A, epochs=4)
-    (row,), _ = run(tmp_path, setting, protocol=protocol)
-    (curve,) = read_rows(tmp_path / "curves.jsonl")
-    measured = curve["epochs_measured"]
-    assert measured[0]["temperatures"] == [1, 1]  # no logits have been seen
-    for before, now in pairwise(measured):
-        t1, t2 = now["temperatures"]
-        scale = (100 ** (t2 - 1) - 1) / (t2 - 1)  # lambda_t2(0), the logits' natural scale
-        assert before["logit_deviation"] == pytest.approx(0.01 * scale, rel=0.01)
-        assert 1 - t1 == pytest.approx((t2 - 1) / 4, abs=2e-4)
-    assert measured[-1]["temperatures"][1] > 1.1
-    assert row["schedule"] == [0.01]
-
-
-def test_a_loss_that_follows_the_logits_has_no_epochs():
-    loss = Loss("bi-tempered", (0.5, 3.0), schedule=(0.3,))
-    with pytest.raises(ValueError, match=r"bi-tempered \(0.5, 3\), annealed follows the logits, not the epochs"):
-        loss.at(3)
-    with pytest.raises(ValueError, match=r"anneal must be BEGIN..FINISH, got 0.3"):
-        Loss.parse("bi-tempered:0.5:3:anneal=0.3")
-
-
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_page_states_its_rows_training_and_leaves_out_rows_of_another(name, tmp_path):
     folder = Path(__file__).parents[1] / "results" / f"protocol-{name}"
@@ -381,8 +358,7 @@ def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path, monkeypatch):
     """Also where the interruption came before the second of two checkpoints."""
     monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
     protocol = replace(TINY_A, batch_size=12)
-    following = Loss("bi-tempered", (0.5, 3.0), schedule=(0.01,), rescale=True)
-    settings = Setting(LOGISTIC, 0.2, seed=0), Setting(following, 0.4, seed=0, held_out=8)
+    settings = Setting(LOGISTIC, 0.2, seed=0), Setting(replace(TEMPERED, rescale=True), 0.4, seed=0, held_out=8)
     weights, summary = [], StreamedRun.summary
 
     def look(self):
@@ -553,10 +529,15 @@ def test_committed_rows_are_of_the_recipe_s_settings(name):
     """And their page says which are annealed; tests/test_report.py renders it again."""
     folder = Path(__file__).parents[1] / "results" / f"protocol-{name}"
     rows, page = read_rows(folder / f"protocol-{name}.jsonl"), (folder / f"protocol-{name}.md").read_text()
-    settings = [Setting(Loss.of(row), row["noise"], row["seed"], row["held_out"]) for row in rows]
+    # `reproduce --seeds` has more seeds of the settings that hold nothing out.
+    seeds = [row["seed"] if row["held_out"] else 0 for row in rows]
+    settings = [
+        Setting(Loss.of(row), row["noise"], seed, row["held_out"]) for row, seed in zip(rows, seeds, strict=True)
+    ]
     assert set(settings) <= set(protocols.SETTINGS[name])
-    (logistic,) = [row for row in rows if row["loss"] == "logistic"]
-    assert f"| 40% | logistic | {100 * logistic['test_last']:.2f} | {100 * logistic['test_best']:.2f} | 1 |" in page
+    logistic = [row for row in rows if row["loss"] == "logistic" and row["noise"] in (0.4, CIFAR100N.wrong)]
+    last, best = (f"{100 * np.mean([row[key] for row in logistic]):.2f}" for key in ("test_last", "test_best"))
+    assert re.search(rf"\| 40% \| logistic \| {last}[ ±.0-9]* \| {best}[ ±.0-9]* \| {len(logistic)} \|", page)
     assert (", from (1, 1) over epochs 5 to 40" in page) == any(row["schedule"] == [5, 40] for row in rows)
 
 

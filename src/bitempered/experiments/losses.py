@@ -1,6 +1,5 @@
 """The losses that experiments compare, by name. To add one, add an entry to `LOSSES`."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -42,8 +41,7 @@ class Loss:
     """A loss and its numbers, such as the temperatures.
 
     With a `schedule`, a pair of epochs, the temperatures move from (1, 1) to `numbers` between the two, and `at` gives
-    the loss of an epoch. Between the two it may hold an epoch and the temperatures to pass through then. A schedule of
-    one number is no time but a ratio: `following` has the temperatures grow with the logits. `rescale` is
+    the loss of an epoch. Between the two it may hold an epoch and the temperatures to pass through then. `rescale` is
     that of the library; as "logits", the loss is divided by the factor of the logits instead, so that only their scale
     changes: K^(1 - t2) L(K^(t2 - 1) logits). `smoothing` is that of the labels.
 
@@ -70,14 +68,13 @@ class Loss:
             raise ValueError(f"{self.name} is written {form}, got the numbers {list(self.numbers)}")
         if self.name != "bi-tempered" and (self.schedule or self.rescale):
             raise ValueError(f"rescale and schedule are for the bi-tempered loss, got {self.name}; leave them out")
-        if self.schedule and not self.follows and len(self.schedule) % 3 != 2:
+        if self.schedule and len(self.schedule) % 3 != 2:
             given = "..".join(f"{number:g}" for number in self.schedule)
             raise ValueError(f"schedule must be BEGIN..FINISH or BEGIN..EPOCH..T1..T2..FINISH, got {given}")
         if self.rescale not in (False, True, "logits"):
             raise ValueError(f'rescale must be False, True or "logits", got {self.rescale!r}')
         # Finds bad numbers before any work.
-        begin = replace(self, schedule=None) if self.follows else self.at(0)
-        begin(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
+        self.at(0)(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
 
     @classmethod
     def parse(cls, text: str) -> "Loss":
@@ -97,8 +94,6 @@ class Loss:
             if unknown := named.keys() - {"anneal", "smoothing"}:
                 raise ValueError(f"unknown option {min(unknown)!r}; choose from: anneal=BEGIN..FINISH, smoothing=PART")
             schedule = tuple(map(float, named["anneal"].split(".."))) if "anneal" in named else None
-            if schedule and len(schedule) == 1:
-                raise ValueError(f"anneal must be BEGIN..FINISH, got {named['anneal']}")
             smoothing = float(named.get("smoothing", 0))
             return cls(name, tuple(float(number) for number in numbers), schedule, smoothing=smoothing)
         except (ValueError, RuntimeError) as error:
@@ -143,38 +138,10 @@ class Loss:
         smoothed = f", smoothing {self.smoothing:g}" if self.smoothing else ""
         return f"{self.name}{numbers}{', annealed' if self.schedule else ''}{rescaled}{smoothed}"
 
-    @property
-    def follows(self) -> bool:
-        """Whether the temperatures follow the logits, not the time."""
-        return self.schedule is not None and len(self.schedule) == 1
-
-    def following(self, deviation: float, classes: int) -> tuple[float, float]:
-        """The temperatures for logits of this standard deviation, between (1, 1) and `numbers`.
-
-        A heavier tail needs larger logits. Their natural scale is lambda_t2(0) = (K^(t2-1) - 1) / (t2-1), log K at
-        t2 = 1. t2 grows so that the deviation stays at the ratio `schedule` of it; t1 moves with it.
-
-        >>> Loss("bi-tempered", (0.5, 3.0), (0.25,)).following(1.0, 100)
-        (1.0, 1.0)
-        >>> Loss("bi-tempered", (0.5, 3.0), (0.25,)).following(0.25 * 99, 100)
-        (0.75, 2.0)
-        """
-        assert self.schedule is not None
-        (ratio,), (t1, t2) = self.schedule, self.numbers
-        low, high = 0.0, 1.0  # parts of the way
-        for _ in range(30):
-            part = (low + high) / 2
-            s = part * (t2 - 1)
-            low, high = (part, high) if math.expm1(s * math.log(classes)) * ratio < s * deviation else (low, part)
-        part = round(high if high < 1 else 1.0, 6) if deviation > ratio * math.log(classes) else 0.0
-        return 1 + part * (t1 - 1), 1 + part * (t2 - 1)
-
     def at(self, epoch: float) -> "Loss":
         """The loss of an epoch, counted from 0."""
         if self.schedule is None:
             return self
-        if self.follows:
-            raise ValueError(f"{self} follows the logits, not the epochs; call following(deviation, classes)")
         return replace(self, numbers=self._temperatures(epoch), schedule=None)
 
     def _temperatures(self, epoch: float) -> tuple[float, float]:

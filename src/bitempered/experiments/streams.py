@@ -167,7 +167,6 @@ class StreamedRun:
     def __init__(self, protocol: Protocol, setting: Setting, images: Cifar100, device: torch.device) -> None:
         self.protocol, self.setting, self.device = protocol, setting, device
         self.epoch, self.seconds = 0, 0.0
-        self.deviation = 0.0  # of the logits, the mean over the last epoch
         self.base_rate = protocol.rate if setting.rate is None else setting.rate
         self.weight_decay = protocol.weight_decay if setting.weight_decay is None else setting.weight_decay
         self.metrics: list[Row] = []
@@ -283,9 +282,7 @@ class StreamedRun:
         """Draw the order of the images, and shift, mirror and rotate them."""
         self.network.train()
         if self.temperatures is not None:
-            loss = self.setting.loss
-            now = loss.following(self.deviation, CLASSES) if loss.follows else loss.at(self.epoch).numbers
-            self.temperatures.copy_(torch.tensor(now))
+            self.temperatures.copy_(torch.tensor(self.setting.loss.at(self.epoch).numbers))
         seed = int(np.random.SeedSequence((self.setting.seed, self.epoch)).generate_state(1)[0])
         self.generator.manual_seed(seed)
         order = torch.randperm(len(self.images), generator=self.generator, device=self.device)[: len(self.epoch_images)]
@@ -311,19 +308,14 @@ class StreamedRun:
         self.epoch += 1
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
-        measured = self.epoch % self.protocol.measure_every == 0 or self.epoch == self.protocol.epochs
-        if not measured and not self.setting.loss.follows:
-            return  # without waiting for the device
-        loss, noisy, clean, self.deviation = (self.sums / len(self.epoch_images)).tolist()
-        if not measured:
+        if self.epoch % self.protocol.measure_every and self.epoch < self.protocol.epochs:
             return
+        loss, noisy, clean, deviation = (self.sums / len(self.epoch_images)).tolist()
         row = {
             "epoch": self.epoch, "training_loss": round(loss, 5) if math.isfinite(loss) else None,
-            "logit_deviation": round(self.deviation, 3) if math.isfinite(self.deviation) else None,
+            "logit_deviation": round(deviation, 3) if math.isfinite(deviation) else None,
             "noisy": round(noisy, 5), "clean": round(clean, 5), "test": self.accuracy(self.test_images, self.test[1]),
         }  # fmt: skip
-        if self.temperatures is not None:
-            row["temperatures"] = [round(t, 4) for t in self.temperatures.tolist()]
         if self.setting.held_out:
             row["validation"] = self.accuracy(self.validation_images, self.validation[1])
         self.metrics.append(row)
@@ -357,7 +349,7 @@ class StreamedRun:
     def state(self) -> Row:
         """Return the contents of a checkpoint."""
         return {
-            "epoch": self.epoch, "seconds": self.seconds, "metrics": self.metrics, "deviation": self.deviation,
+            "epoch": self.epoch, "seconds": self.seconds, "metrics": self.metrics,
             "network": self.network.state_dict(), "momentum": self.momentum(),
         }  # fmt: skip
 
@@ -366,4 +358,3 @@ class StreamedRun:
         self.network.load_state_dict(kept["network"])
         self.set_momentum(kept["momentum"])
         self.epoch, self.seconds, self.metrics = kept["epoch"], kept["seconds"], kept["metrics"]
-        self.deviation = kept["deviation"]
