@@ -541,6 +541,36 @@ def test_committed_rows_are_of_the_recipe_s_settings(name):
     assert (", from (1, 1) over epochs 5 to 40" in page) == any(row["schedule"] == [5, 40] for row in rows)
 
 
+def test_a_figure_shows_the_epochs_measured_of_all_images_and_of_the_best_schedule():
+    folder = Path(__file__).parents[1] / "results" / "protocol-a"
+    rows, curves = read_rows(folder / "protocol-a.jsonl"), read_rows(folder / "curves.jsonl")
+    panels = protocols.figure(rows, curves).axes
+    assert [axes.get_title() for axes in panels[:3]] == [title for _, title in protocols.PANELS]
+    level = [row for row in rows if row["noise"] == 0.4]
+    whole = {str(Loss.of(row)) for row in level if not row["held_out"]}
+    first = protocols.figure(level, curves).axes[0]
+    lines = {line.get_label(): line for line in first.lines}
+    assert lines.keys() - whole == {"bi-tempered (0.5, 2.5), annealed; 5,000 images held out"}
+    (gce,) = [
+        row["epochs_measured"] for row in curves if row["loss"] == "gce" and row["noise"] == 0.4 and not row["seed"]
+    ]
+    x, y = lines["gce (0.7)"].get_data()
+    assert list(x) == [epoch["epoch"] for epoch in gce] == list(range(5, 201, 5))
+    np.testing.assert_allclose(y, [100 * epoch["test"] for epoch in gce])
+
+
+def test_a_figure_of_runs_that_hold_images_out_only():
+    folder = Path(__file__).parents[1] / "results" / "protocol-a"
+    rows, curves = (
+        [row for row in read_rows(folder / name) if row["held_out"]] for name in ("protocol-a.jsonl", "curves.jsonl")
+    )
+    assert len(protocols.figure(rows, curves).axes[0].lines) == 1  # the best schedule
+    alone = [row for row in rows if row["loss"] == "gce"]
+    assert [line.get_label() for line in protocols.figure(alone, []).axes[0].lines] == [
+        "gce (0.7); 5,000 images held out"
+    ]
+
+
 def test_a_protocol_without_a_gpu_gets_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     done = invoke("reproduce", "protocol-a", "--out", tmp_path / "out")
@@ -565,12 +595,13 @@ def test_a_protocol_from_the_command_line(small, tmp_path, monkeypatch):
     command = ["reproduce", "protocol-a", "--seeds", "2", "--out", str(out)]
     done = invoke(*command)
     assert done.exit_code == 0, done.output
-    assert sorted(path.name for path in out.iterdir()) == ["curves.jsonl", "protocol-a.jsonl", "protocol-a.md"]
+    names = ["curves.jsonl", "protocol-a.jsonl", "protocol-a.md", "protocol-a.png"]
+    assert sorted(path.name for path in out.iterdir()) == names
     rows = read_rows(out / "protocol-a.jsonl")
     assert [(row["seed"], row["loss"]) for row in rows] == [(0, "logistic"), (0, "bi-tempered"), (1, "logistic")]
     assert [now[:2] for now in told] == [(epoch, 6) for epoch in range(1, 7)]  # the runs of a seed at once
     assert "| 25% | logistic |" in (out / "protocol-a.md").read_text()
-    assert_rendered(out, "protocol-a.md")
+    assert_rendered(out, "protocol-a.md", "protocol-a.png")
 
     (out / "protocol-a-0.checkpoint").touch()
     refused = invoke(*command)

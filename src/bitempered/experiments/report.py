@@ -7,7 +7,7 @@ import argparse
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -226,11 +226,16 @@ def table_csv(rows: list[Row]) -> bytes:
     return text.getvalue().encode()
 
 
-def draw_curves(axes: Axes, curves: list[list[float]], look: tuple[str, str], label: str) -> None:
-    """Draw the mean of accuracies by epoch, one list for each seed, and a band of ±1 sample standard deviation."""
+def draw_curves(
+    axes: Axes, curves: list[list[float]], look: tuple[str, str], label: str, epochs: Sequence[int] | None = None
+) -> None:
+    """Draw the mean of accuracies by epoch, one list for each seed, and a band of ±1 sample standard deviation.
+
+    Every epoch was measured unless `epochs` says which were.
+    """
     colour, style = look
     accuracy = 100 * np.array(curves)
-    epochs = range(1, 1 + (accuracy.shape[1] if accuracy.size else 0))
+    epochs = epochs or range(1, 1 + (accuracy.shape[1] if accuracy.size else 0))
     centre = accuracy.mean(0) if accuracy.size else []
     axes.plot(epochs, centre, style, color=colour, label=label)
     if len(accuracy) > 1:

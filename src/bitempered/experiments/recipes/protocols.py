@@ -12,13 +12,27 @@ differ from its own by at most 0.0002.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from bitempered.experiments.datasets import CIFAR100N
-from bitempered.experiments.files import read_rows
+from bitempered.experiments.files import read_rows, value
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.recipes.shared import SEARCH_SEED
-from bitempered.experiments.report import Pages, first_table, grid, made_by_commits, newest, spread, write
+from bitempered.experiments.report import (
+    Pages,
+    draw_curves,
+    first_table,
+    grid,
+    looks,
+    made_by_commits,
+    newest,
+    png,
+    spread,
+    write,
+)
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.streams import PROTOCOL_KEYS, Cifar100, Protocol, Setting, run
 
@@ -35,6 +49,7 @@ HELD_OUT_COLUMNS = (
     ("test_last", "last epoch"),
     ("test_chosen", "epoch chosen by noisy labels"),
 )
+PANELS = (("test", "test set"), ("noisy", "training set, noisy labels"), ("clean", "training set, true labels"))
 LOSSES = (Loss("logistic"), Loss("gce", (0.7,)), Loss("bi-tempered", (0.8, 1.2)))
 SEARCH_BASE = Setting(Loss("gce", (0.7,)), 0.4, SEARCH_SEED, held_out=5_000)
 
@@ -119,13 +134,13 @@ def plan(what: str, options: Options) -> Plan:
         write(folder, pages)
         return first_table(pages[f"{what}.md"].decode())
 
-    return Plan(what, make, f"{what}.md, {what}.jsonl, curves.jsonl")
+    return Plan(what, make, f"{what}.md, {what}.png, {what}.jsonl, curves.jsonl")
 
 
 def render(path: Path) -> Pages:
-    """Render the page of a file of rows again."""
-    rows = newest(read_rows(path), VARYING, PROTOCOL_KEYS)
-    return {f"{path.stem}.md": markdown(rows).encode()}
+    """Render the page and the figure of a file of rows again."""
+    rows, curves = (newest(read_rows(file), VARYING, PROTOCOL_KEYS) for file in (path, path.with_name("curves.jsonl")))
+    return {f"{path.stem}.md": markdown(rows).encode(), f"{path.stem}.png": png(figure(rows, curves))}
 
 
 def markdown(rows: list[Row]) -> str:
@@ -149,10 +164,15 @@ With {held_out[0]["held_out"]:,} images held out, whose noisy labels choose sett
 
 {table(held_out, *HELD_OUT_COLUMNS)}
 """
+    band = " Bands are ±1 sample standard deviation." if len({row["seed"] for row in whole}) > 1 else ""
     levels = sorted({level for line in published.values() for level in line})
     lines = [[name, *(line.get(level, "–") for level in levels)] for name, line in published.items()]
     heads = ["best test epoch" if human else f"last epoch, {level:.0%}" for level in levels]
     return f"""{text}
+Accuracy by epoch, in training as the mean over an epoch's augmented images.{band}
+
+![Accuracy by epoch on the test set, on noisy and on true training labels](protocol-{first["protocol"]}.png)
+
 Published results:
 
 {grid(["loss", *heads], lines, "---")}
@@ -163,15 +183,58 @@ Published results:
 
 def table(rows: list[Row], *columns: tuple[str, str]) -> str:
     """Return a line for each setting: its mean over the seeds and, for several, the sample standard deviation."""
-    groups: dict[tuple[float, str], list[Row]] = {}
-    for row in sorted(rows, key=lambda row: row["noise"]):
-        loss = Loss.of(row)
-        name = str(replace(loss, schedule=None))
-        if loss.schedule:
-            name += f", from (1, 1) over epochs {loss.schedule[0]} to {loss.schedule[-1]}{loss.passes}"
-        groups.setdefault((row["noise"], name), []).append(row)
     lines = [
-        [f"{level:.0%}", loss, *(spread([row[column] for row in group], 2) for column, _ in columns), str(len(group))]
-        for (level, loss), group in groups.items()
-    ]
+        [
+            f"{level:.0%}", in_words(loss), *(spread([row[column] for row in group], 2) for column, _ in columns),
+            str(len(group)),
+        ]
+        for (level, loss), group in by_setting(rows).items()
+    ]  # fmt: skip
     return grid(["noise", "loss", *(title for _, title in columns), "seeds"], lines, "---")
+
+
+def by_setting(rows: list[Row]) -> dict[tuple[float, Loss], list[Row]]:
+    groups: dict[tuple[float, Loss], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row["noise"]):
+        groups.setdefault((row["noise"], Loss.of(row)), []).append(row)
+    return groups
+
+
+def key_of(row: Row) -> list[Any]:
+    return [value(row, name) for name in VARYING]
+
+
+def in_words(loss: Loss) -> str:
+    name = str(replace(loss, schedule=None))
+    if loss.schedule:
+        name += f", from (1, 1) over epochs {loss.schedule[0]} to {loss.schedule[-1]}{loss.passes}"
+    return name
+
+
+def figure(rows: list[Row], curves: list[Row]) -> Figure:
+    """Draw accuracy by epoch of the runs on all images, and of the schedule that noisy held-out labels rate best."""
+    searched = [row for row in rows if row["held_out"] and value(row, "schedule")]
+    whole = [row for row in rows if not row["held_out"]]
+    best = [max(searched, key=lambda row: row["validation_last"])] if searched else []
+    shown = whole + best or rows
+    levels = sorted({row["noise"] for row in shown})
+    canvas = Figure(figsize=(11, 3.3 * len(levels) + 0.3), dpi=130, layout="constrained")
+    panels = canvas.subplots(len(levels), len(PANELS), sharex=True, squeeze=False)
+    entries: dict[str, Any] = {}  # of the legend
+    for axes_row, level in zip(panels, levels, strict=True):
+        groups = by_setting([row for row in shown if row["noise"] == level])
+        styles = looks([(loss.name, bool(loss.schedule)) for _, loss in groups])
+        for axes, (column, title) in zip(axes_row, PANELS, strict=True):
+            for ((_, loss), group), look in zip(groups.items(), styles, strict=True):
+                measured = [row["epochs_measured"] for row in curves if key_of(row) in map(key_of, group)]
+                aside = f"; {group[0]['held_out']:,} images held out" if group[0]["held_out"] else ""
+                epochs = [epoch["epoch"] for epoch in measured[0]] if measured else []
+                values = [[epoch[column] for epoch in run] for run in measured]
+                draw_curves(axes, values, look, f"{loss}{aside}", epochs)
+            axes.set_title(title, fontsize="medium")
+            axes.set_xlabel("epoch")
+            axes.grid(alpha=0.3)
+            entries |= {line.get_label(): line for line in axes.lines}
+        axes_row[0].set_ylabel(f"{level:.0%} wrong labels: accuracy (%)")
+    canvas.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=2, frameon=False)
+    return canvas
