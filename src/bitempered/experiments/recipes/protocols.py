@@ -81,8 +81,9 @@ SETTINGS = {
         searched(0.5, 2.3, schedule=(10, 30, 0.67, 2.0, 120)),
         searched(0.5, 2.2, schedule=(10, 28, 0.7, 1.8, 120)),
         searched(0.5, 2.5, schedule=(10, 34, 0.6, 2.2, 120)),
-        # The last one with a higher t1.
+        # The last one with a higher t1, which nobody has tried with so heavy a tail.
         searched(0.8, 2.5, schedule=(10, 34, 0.84, 2.2, 120)),
+        searched(1.0, 2.5, schedule=(10, 34, 1.0, 2.2, 120)),
         *(Setting(loss, level, 0) for level in (0.2, 0.6, 0.0) for loss in LOSSES),
     ),
     "b": (
