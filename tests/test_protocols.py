@@ -558,6 +558,11 @@ def test_a_figure_shows_the_epochs_measured_of_all_images_and_of_the_best_schedu
     assert list(x) == [epoch["epoch"] for epoch in gce] == list(range(5, 201, 5))
     np.testing.assert_allclose(y, [100 * epoch["test"] for epoch in gce])
 
+    (best,) = [row for row in level if row["schedule"] == [10, 34, 0.6, 2.2, 120]]
+    again = protocols.figure([*level, best | {"held_out": 0, "seed": 0}], curves).axes[0]
+    assert "bi-tempered (0.5, 2.5), annealed" in [line.get_label() for line in again.lines]  # on all images
+    assert len(again.lines) == len(first.lines)
+
 
 def test_a_figure_of_runs_that_hold_images_out_only():
     folder = Path(__file__).parents[1] / "results" / "protocol-a"

@@ -213,11 +213,14 @@ def in_words(loss: Loss) -> str:
 
 
 def figure(rows: list[Row], curves: list[Row]) -> Figure:
-    """Draw accuracy by epoch of the runs on all images, and of the schedule that noisy held-out labels rate best."""
+    """Draw accuracy by epoch of the runs on all images, and of the schedule that noisy held-out labels rate best.
+
+    The latter is left out once it has been trained on all images too.
+    """
     searched = [row for row in rows if row["held_out"] and value(row, "schedule")]
     whole = [row for row in rows if not row["held_out"]]
     best = [max(searched, key=lambda row: row["validation_last"])] if searched else []
-    shown = whole + best or rows
+    shown = whole + [row for row in best if Loss.of(row) not in map(Loss.of, whole)] or rows
     levels = sorted({row["noise"] for row in shown})
     canvas = Figure(figsize=(11, 3.3 * len(levels) + 0.3), dpi=130, layout="constrained")
     panels = canvas.subplots(len(levels), len(PANELS), sharex=True, squeeze=False)
