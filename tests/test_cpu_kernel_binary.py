@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import mpmath as mp
 import numpy as np
 import oracle
 import pytest
@@ -245,3 +246,34 @@ def test_tensors_stored_with_the_other_sign():
     x = x.clone().requires_grad_()
     gradients = [torch.autograd.grad(tempered_softmax(x, 1.3), x, g)[0] for g in (turned, p)]
     torch.testing.assert_close(*gradients)
+
+
+# sigmoid(-20) and what rounds away beside 1 in float32 and float64; float32's subnormals; the smallest float64
+TINY = [2e-9, 1e-8, 1e-17, 1e-31, 1e-39, 1e-45, 5e-324]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("t1", "t2"), [(1.0, 1.0), (0.8, 1.2), (0.5, 0.8), (1.2, 1.3), (1.9, 1.9)])
+def test_targets_that_round_to_a_label(t1, t2, dtype):
+    """Alone in their vector: a soft neighbour would have all of it computed as soft."""
+    bar = 2e-6 if dtype == torch.float32 else 1e-12
+    for tiny, a, mirrored in itertools.product(TINY, (-5.0, -0.5, 10.0), (False, True)):
+        y = torch.tensor([1 - tiny if mirrored else tiny], dtype=dtype)
+        loss, gradient = run(torch.tensor([a], dtype=dtype), y, t1, t2, reduction="none")
+        exactly = mp.mpf(y.item())
+        want, (_, slope) = oracle.loss_and_gradient([0.0, a], [1 - exactly, exactly], t1, t2)
+        assert loss.item() == pytest.approx(float(want), rel=bar, abs=bar)
+        assert gradient.item() == pytest.approx(float(slope), rel=5 * bar, abs=bar)
+
+
+@pytest.mark.parametrize("pos_weight", [1e-39, 1e-20, 1e-8, 1e8, 1e20])
+@pytest.mark.parametrize("y", [1.0, 0.5, 1e-9])
+def test_weights_that_leave_one_class_alone(pos_weight, y):
+    for a in (-5.0, 0.5):
+        weight, target = torch.tensor(pos_weight), torch.tensor([y])
+        loss, gradient = run(torch.tensor([a]), target, 0.8, 1.2, pos_weight=weight, reduction="none")
+        exactly, w = mp.mpf(target.item()), mp.mpf(weight.item())
+        want, (_, slope) = oracle.loss_and_gradient([0.0, a], [1 - exactly, exactly], 0.8, 1.2, [1, w])
+        size = float((1 - exactly) + w * exactly)  # the weight of the example; 1e-44 is for subnormals
+        assert loss.item() == pytest.approx(float(want), rel=2e-6, abs=2e-6 * size + 1e-44)
+        assert gradient.item() == pytest.approx(float(slope), rel=1e-5, abs=2e-6 * size + 1e-44)

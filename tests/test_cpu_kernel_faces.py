@@ -1,8 +1,11 @@
 """The CPU kernel for every dtype, memory layout and kind of target, against core in float64."""
 
+import functools
 import itertools
 import math
 
+import mpmath as mp
+import oracle
 import pytest
 import torch
 from cpu_kernel_cases import FEW_PAIRS, exact, make, run
@@ -322,3 +325,64 @@ def test_the_losses_of_rows_are_contiguous():
     with kernels.use("cpu"):
         made = bi_tempered_logistic_loss(logits, target, 0.8, 1.2, reduction="none")
     assert made.stride() == torch.nn.functional.cross_entropy(logits, target, reduction="none").stride()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("upstream", [math.inf, math.nan])
+def test_ignored_rows_have_no_gradient_whatever_comes_from_above(upstream, smoothing):
+    logits = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    target, g = torch.tensor([0, -100, 1]), torch.tensor([1.0, upstream, 1.0])
+    with kernels.use("cpu"):
+        losses = bi_tempered_logistic_loss(logits, target, 0.8, 1.2, label_smoothing=smoothing, reduction="none")
+    first, second = (torch.autograd.grad(losses, logits, g, retain_graph=True)[0] for _ in range(2))
+    torch.testing.assert_close(first, second)
+    assert first[1].tolist() == [0, 0, 0, 0]
+    assert first[::2].isfinite().all()
+    assert (first[::2] != 0).all()
+
+
+def test_a_loss_of_nothing_times_itself_has_no_gradient():
+    logits, ignored = torch.zeros(2, 3, requires_grad=True), torch.tensor([-100, -100])
+    for function in (functools.partial(bi_tempered_logistic_loss, t1=0.8, t2=1.2), torch.nn.functional.cross_entropy):
+        loss = function(logits, ignored)
+        assert loss.isnan()
+        assert torch.autograd.grad(loss * loss.detach(), logits)[0].tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_weights_and_gradients_stored_with_the_other_sign(dtype):
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=dtype, requires_grad=True)
+    target, weight = torch.tensor([0, 1, 2, 0]), torch.tensor([1.0, 2.0, 3.0], dtype=dtype)
+    g = torch.tensor(2.0, dtype=dtype)
+    turned = [torch._neg_view(-x) for x in (weight, g)]
+    assert all(x.is_neg() for x in turned)
+    gradients = []
+    for given, upstream in ((weight, g), turned):
+        with kernels.use("cpu"):
+            loss = bi_tempered_logistic_loss(logits, target, 0.8, 1.2, weight=given)
+            binary = bi_tempered_binary_logistic_loss(logits, logits.detach().sigmoid(), 0.8, 1.2, pos_weight=given)
+            whole = tempered_softmax(logits, 1.2).square().sum()
+        for value in (loss, binary, whole):
+            gradients.append([torch.autograd.grad(value, logits, upstream, retain_graph=True)[0] for _ in range(2)])
+    for plain, other in zip(gradients[:3], gradients[3:], strict=True):
+        torch.testing.assert_close(plain, other)
+
+
+@pytest.mark.parametrize(("t", "large"), [(1.5, 1e305), (1.9, 2e304), (1.5, 5e307)])
+def test_float64_up_to_its_largest_numbers_at_equal_temperatures(t, large):
+    logits = torch.tensor([[0.0, large]], dtype=torch.float64)
+    with kernels.use("cpu"):
+        loss = bi_tempered_logistic_loss(logits, torch.tensor([0]), t, t)
+    with mp.workdps(340):
+        want, _ = oracle.loss_and_gradient([0.0, large], [1, 0], t, t)
+    assert loss.item() == pytest.approx(float(want), rel=1e-12)
+
+
+@pytest.mark.parametrize("tiny", [5e-324, 1e-310, 3e-308])
+def test_the_smallest_probabilities_of_float64(tiny):
+    """Near t1 = 2 even these count."""
+    target = torch.tensor([[tiny, 1.0]], dtype=torch.float64)
+    with kernels.use("cpu"):
+        loss = bi_tempered_logistic_loss(torch.tensor([[0.0, 1.0]], dtype=torch.float64), target, 1.999, 2.0)
+    want, _ = oracle.loss_and_gradient([0.0, 1.0], [mp.mpf(tiny), 1], 1.999, 2.0)
+    assert loss.item() == pytest.approx(float(want), rel=1e-11)

@@ -1,5 +1,6 @@
 """Losses and softmaxes on a CPU, by the C kernels of `library`: any float dtype, layout and kind of target."""
 
+import math
 import struct
 from typing import Any
 
@@ -93,10 +94,16 @@ def gradient(g: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, o
 
 
 def scale_(gradient: Tensor, g: Tensor, axis: int | None) -> Tensor:
-    """Multiply the gradient in place by g: a scalar, or one number per row or, of a binary loss, per element."""
-    if g.dim() or g.item() != 1:
-        gradient *= g.unsqueeze(axis) if g.dim() and axis is not None else g
-    return gradient
+    """Multiply the gradient in place by g: a scalar, or one number per row or, of a binary loss, per element.
+
+    What is 0, as in ignored rows, stays 0 even if g is not finite.
+    """
+    total = g.sum().item() if g.dim() else g.item()  # not finite if one of them is not; quicker than to ask each
+    if total == 1 and not g.dim():
+        return gradient
+    nothing = None if math.isfinite(total) else gradient == 0
+    gradient *= g.unsqueeze(axis) if g.dim() and axis is not None else g
+    return gradient if nothing is None else gradient.masked_fill_(nothing, 0)
 
 
 def binary_loss(

@@ -54,11 +54,11 @@ class _KernelLoss(torch.autograd.Function):
         by_core = torch.is_grad_enabled() or not _has_memory(g)
         gradient = None if by_core else vars(ctx).pop("gradient", None)
         if gradient is not None:
-            return kernel.scale_(gradient, g, axis), *none
+            return kernel.scale_(gradient, _own_sign(g), axis), *none
         logits, target, weight, *temperatures = ctx.saved_tensors
         options = with_tensors(options, *temperatures)
         if not by_core:
-            return kernel.gradient(g, logits, target, weight, options), *none
+            return kernel.gradient(_own_sign(g), logits, target, weight, options), *none
         rows = g.unsqueeze(axis) if options.reduction == "none" else g
         return (rows * _gradient_by_core(logits, target, weight, options)).to(logits.dtype), *none
 
@@ -68,6 +68,11 @@ def _has_memory(x: Tensor) -> bool:
         return x.data_ptr() is not None
     except RuntimeError:  # a batch of cotangents, of vmap or is_grads_batched
         return False
+
+
+def _own_sign(x: Tensor) -> Tensor:
+    """A tensor whose memory holds its values: the imaginary part of a conjugate is stored with the other sign."""
+    return x.resolve_neg() if x.is_neg() else x
 
 
 def _gradient_by_core(logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions) -> Tensor:
@@ -103,12 +108,12 @@ class _KernelBinaryLoss(torch.autograd.Function):
         by_core = torch.is_grad_enabled() or not _has_memory(g)
         gradient = None if by_core else vars(ctx).pop("gradient", None)
         if gradient is not None:
-            return kernel.scale_(gradient, g, None), *none
+            return kernel.scale_(gradient, _own_sign(g), None), *none
         logits, target, pos_weight, weight, t1, t2 = ctx.saved_tensors
         options = with_tensors(ctx.options, t1=t1, t2=t2)
         if not by_core:
             gradient = torch.empty_like(logits)
-            kernel.binary_loss(logits, target, pos_weight, weight, options, gradient=gradient, g=g)
+            kernel.binary_loss(logits, target, pos_weight, weight, options, gradient=gradient, g=_own_sign(g))
             return gradient, *none
         expanded = None if pos_weight is None else pos_weight.expand_as(logits)
         by_a = _gradient_by_core(logits, target, expanded, options)[..., 1]
@@ -163,7 +168,7 @@ class _KernelSoftmax(torch.autograd.Function):
         t = ctx.t if t is None else t
         axis, what = ctx.options
         if not torch.is_grad_enabled() and _has_memory(g):
-            return ctx.kernel.softmax_backward(g, logits, state, t, axis, what), None, None, None, None, None
+            return ctx.kernel.softmax_backward(_own_sign(g), logits, state, t, axis, what), None, None, None, None, None
         log_p, _ = log_softmax_and_partition(logits, t, axis)
         g_lambda = g.unsqueeze(axis) if what == "partition" else None
         g_log_p = None if what == "partition" else g * log_p.exp() if what == "probabilities" else g
@@ -183,6 +188,7 @@ def loss_by_kernel(
         tensors = logits, target, weight, *temperatures
         return torch.ops.bitempered.loss.default(*tensors, *numbers, kernel, dtype, needs_gradient)[0]
     module = implementation(kernel)
+    weight = None if weight is None else _own_sign(weight)
     if needs_gradient:
         constants = numbers, dtype, module
         return _apply_kernel_loss(logits, target, weight, constants, *(() if numbers is options else temperatures))
@@ -207,6 +213,7 @@ def binary_loss_by_kernel(
         tensors = logits, target, pos_weight, weight, *temperatures
         return torch.ops.bitempered.binary_loss.default(*tensors, *numbers, kernel, dtype, needs_gradient)[0]
     module = implementation(kernel)
+    pos_weight, weight = (None if x is None else _own_sign(x) for x in (pos_weight, weight))
     if needs_gradient:
         return _apply_kernel_binary_loss(logits, target, pos_weight, weight, *temperatures, (numbers, dtype, module))
     return module.binary_loss(logits, target, pos_weight, weight, options).to(dtype)

@@ -120,11 +120,14 @@ INLINE void compute_64(const Binary *job, Group *x, const int KIND) {
     }
 }
 
-/* Float32 is enough but for a finite support, whose edge shows rounding, and for logits near its largest number. */
+/* Float32 is enough but for a finite support, whose edge shows rounding, for logits near its largest number, and for
+   targets and weights near its smallest, whose logarithms and reciprocals it does not have. */
 static void compute(const Binary *job, Group *x) {
     double s = job->t2 - 1;
     int wide = job->logits.dtype == FLOAT64 || s < 0;
     TOGETHER(i) EACH(l) wide |= fabsf(x->a[i][l]) > 1e30f && fabsf(x->a[i][l]) < INFINITY;
+    if (job->target.data) TOGETHER(i) EACH(l) wide |= x->y[i][l] > 0 && x->y[i][l] < 1e-30f;
+    if (job->pos_weight.data) TOGETHER(i) EACH(l) wide |= x->w[i][l] > 0 && (x->w[i][l] < 1e-7f || x->w[i][l] > 1e7f);
     if (!wide) s > 0 ? compute_32(job, x, 1) : compute_32(job, x, 0);
     else if (s < 0) compute_64(job, x, -1);
     else s > 0 ? compute_64(job, x, 1) : compute_64(job, x, 0);
@@ -159,6 +162,7 @@ static void elements(Binary *job, int64_t first) {
     Group x;
     int64_t vectors = least(GROUP, (job->n - first + LANES - 1) / LANES);
     memset(x.a, 0, sizeof x.a), memset(x.a_64, 0, sizeof x.a_64);
+    memset(x.y, 0, sizeof x.y), memset(x.w, 0, sizeof x.w);
     for (int64_t i = 0; i < vectors; i++) {
         int64_t at = first + i * LANES;
         these[i].used = LANES;

@@ -82,7 +82,8 @@ INLINE NAMED(Result) NAMED(binary)(V a, V y, V w, NAMED(Two) at, double t1, doub
     V b_top = EXP(tau * log_top), b = KEEP(at.inside, tau == 0 ? ALL(1) : EXP(tau * log_p));
     V log_q_top = KEEP(q_top == 0, ALL(LOG_0)), log_q = KEEP(q == 0, ALL(LOG_0)), a_top = q_top, a_other = q;
     int soft = 0;
-    for (int lane = 0; lane < (int)(sizeof(V) / sizeof(REAL)); lane++) soft |= q[lane] != 0 && q[lane] != 1;
+    for (int lane = 0; lane < (int)(sizeof(V) / sizeof(REAL)); lane++) /* 1 - q may round to 1 where q is not 0 */
+        soft |= (q[lane] != 0 && q[lane] != 1) || (q_top[lane] != 0 && q_top[lane] != 1);
     if (soft) {
         log_q_top = LOG_OR(q_top), log_q = LOG_OR(q);
         a_top = KEEP(q_top > 0, EXP(tau * log_q_top)), a_other = KEEP(q > 0, EXP(tau * log_q));

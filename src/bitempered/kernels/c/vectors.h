@@ -83,7 +83,7 @@ INLINE vd all64(double x) { return (vd){0} + x; }
 INLINE vd keep64(vl where, vd x) { return (vd)(where & (vl)x); }
 INLINE vd pick64(vl where, vd x, vd y) { return (vd)((where & (vl)x) | (~where & (vl)y)); }
 INLINE vd abs64(vd x) { return (vd)((vl)x & INT64_MAX); }
-INLINE vd log_plus(vd x, const double c) { /* log(x + c), for c of 0 or 1 */
+INLINE vd log_plus(vd x, const double c) { /* log(x + c), for c of 0 or 1, of a number that is not subnormal */
     vu biased = ((vu)(x + c) - 0x3fe6a09e667f3bcd + (1024ULL << 52)) >> 52; /* k + 1024, for x + c = 2^k (1 + f) */
     vd k = (vd)(biased | 0x4330000000000000) - (0x1p52 + 1024), power = (vd)((2047 - biased) << 52);
     vd f = c == 0 ? x * power - 1 : x * power + (power - 1), z = f / (f + 2), y = z * z;
@@ -99,7 +99,7 @@ INLINE vd log_plus(vd x, const double c) { /* log(x + c), for c of 0 or 1 */
 }
 INLINE vd exp_plus(vd x, const double c) { /* e^x + c, for c of 0 or -1 */
     vd inside = pick64(x > -700.0, x, all64(-700));
-    inside = pick64(inside < 700.0, inside, all64(700));
+    inside = pick64(inside < 709.0, inside, all64(709));
     vd shifted = inside * 1.4426950408889634 + 0x1.8p52, n = shifted - 0x1.8p52;
     vd f = (inside - n * 0.6931471804855391) - n * 7.440617110012397e-11; /* the first product is exact */
     vd q = f * 2.510038549551032e-08 + 2.7620088445409746e-07;
@@ -113,11 +113,14 @@ INLINE vd exp_plus(vd x, const double c) { /* e^x + c, for c of 0 or -1 */
     q = q * f + 0.5;
     vd power = (vd)(((vu)shifted << 52) + (1023ULL << 52));
     vd value = pick64(x > -700.0, power * (f + f * f * q) + (power + c), all64(c));
-    return pick64(x < 700.0, value, x * INFINITY);
+    return pick64(x < 709.0, value, x * INFINITY);
 }
 INLINE vd exp_(vd x) { return exp_plus(x, 0); }
 INLINE vd expm1_(vd x) { return exp_plus(x, -1); }
-INLINE vd log_(vd x) { return log_plus(x, 0); }
+INLINE vd log_(vd x) {
+    vl tiny = x < 0x1p-1022; /* subnormal, or not positive */
+    return log_plus(pick64(tiny, x * 0x1p54, x), 0) - keep64(tiny, all64(37.42994775023705));
+}
 INLINE vd log1p_(vd x) { return log_plus(x, 1); }
 INLINE vd log1p_product(vd gap, vd factor) { /* log(1 + gap factor), even if the product overflows */
     vd x = gap * factor;
