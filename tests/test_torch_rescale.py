@@ -231,3 +231,19 @@ def test_learnable_temperatures_start_where_told_and_learn():
 def test_bad_bounds(arguments, message):
     with pytest.raises(ValueError, match=message):
         LearnableTemperatures(**arguments)
+
+
+@pytest.mark.parametrize("kernel", ["core", "cpu"])
+@pytest.mark.parametrize(("classes", "t1", "t2"), [(10, 0.8, 1.2), (1000, 0.5, 2.0), (100, 0.5, 0.8)])
+@pytest.mark.parametrize("offset", [100.0, 1e4])
+def test_what_logits_have_in_common_costs_no_digits(classes, t1, t2, offset, kernel):
+    """Multiplied before the largest is subtracted, offset and all, logits would lose up to a tenth of the gradient."""
+    logits = torch.randn(4, classes, generator=torch.Generator().manual_seed(0)) + offset
+    results = []
+    for name, leaf in ((kernel, logits.clone()), ("core", logits.double())):
+        with kernels.use(name):
+            loss = bi_tempered_logistic_loss(leaf.requires_grad_(), torch.arange(4), t1, t2, rescale=True)
+        results.append((loss.detach().double(), torch.autograd.grad(loss, leaf)[0].double()))
+    (loss, gradient), (want, slope) = results
+    torch.testing.assert_close(loss, want, rtol=1e-6, atol=0)
+    assert (gradient - slope).abs().max() < 1e-5 * slope.abs().max()

@@ -53,13 +53,22 @@ def factors(rescale: bool, classes: int, t1: float, t2: float) -> tuple[float, f
     return core.scales(classes, t1, t2) if rescale else (1.0, 1.0)
 
 
-def rescaled(a: Array, t1: Any, t2: Any, *, classes: int, xp: Any) -> tuple[Array, Any]:
+def shifted(a: Array, *, axis: int, xp: Any) -> Array:
+    """Logits of which the largest is 0: a factor would round, or overflow, what they have in common."""
+    return a - xp.max(a, axis=axis)
+
+
+def rescaled(a: Array, t1: Any, t2: Any, *, classes: int, axis: int | None, xp: Any) -> tuple[Array, Any]:
     """The logits times the first of `core.scales`, and the second. A logit that is not finite stays as it is.
 
-    So it has no derivative in t2: where its class is masked or its example ignored, 0 times inf or NaN would be NaN.
-    The choice also keeps a compiler from fusing the product into max(a) - a, which could then be negative.
+    With an `axis` of classes they are `shifted` first.
+
+    A logit that stays has no derivative in t2: where its class is masked or its example ignored, 0 times inf or NaN
+    would be NaN. The choice also keeps a compiler from fusing the product into max(a) - a, which could then be
+    negative.
     """
     inner, outer = core.scales(classes, t1, t2)
+    a = a if axis is None else shifted(a, axis=axis, xp=xp)
     finite = abs(a) < math.inf
     return xp.where(finite, inner * xp.where(finite, a, 0.0), a), outer
 

@@ -471,7 +471,7 @@ def _loss(a: Array, y: Array, w: Array | None, t1: Any, t2: Any, *, axis: int, i
     y = nan_if_negative(y, w, xp=xp)
     outer: Any = 1.0
     if rescale:
-        a, outer = rescaled(a, _value(t1), _value(t2), classes=a.shape[axis], xp=xp)
+        a, outer = rescaled(a, _value(t1), _value(t2), classes=a.shape[axis], axis=axis, xp=xp)
     m, _ = _solution(a, t2, axis)
     return outer * _weighted_loss(a, m, y, w, t1, t2, axis, is_label)
 

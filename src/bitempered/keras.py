@@ -293,7 +293,7 @@ class BiTemperedBinaryLogisticLoss(_Loss):
 def _losses(a: Tensor, y: Tensor, t1: Any, t2: Any, *, axis: int, is_label: bool, rescale: bool) -> Tensor:
     """The loss of each example; NaN where a y is negative or NaN."""
     if rescale:
-        a, outer = rescaled(a, t1, t2, classes=a.shape[axis], xp=xp)
+        a, outer = rescaled(a, t1, t2, classes=a.shape[axis], axis=axis, xp=xp)
         return outer * _losses(a, y, t1, t2, axis=axis, is_label=is_label, rescale=False)
     y = nan_if_negative(y, None, xp=xp)
     u, m = core.solve(ops.stop_gradient(a), t2, axis=axis, xp=xp)

@@ -23,7 +23,7 @@ from bitempered.checks import (
     negative_weight,
     sum_tolerance,
 )
-from bitempered.encoding import encode_binary, encode_classes, factors, namespace, weigh_elements, widen
+from bitempered.encoding import encode_binary, encode_classes, factors, namespace, shifted, weigh_elements, widen
 
 __all__ = [
     "bi_tempered_binary_logistic_loss",
@@ -285,6 +285,7 @@ def _weighted_loss(
 ) -> tuple[Array, Array]:
     """Return the loss of each example and its gradient in the logits, which is empty unless `with_gradient`."""
     inner, outer = factors(rescale, a.shape[axis], t1, t2)
+    a = shifted(a, axis=axis, xp=xp) if rescale else a
     if not with_gradient:
         u, m = core.solve(inner * a, t2, axis=axis, xp=xp)
         losses = core.weighted_loss(target, core.log_probs(u, m, t2, xp=xp), t1, axis=axis, xp=xp)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bitempered import core, kernels
 from bitempered.checks import check_temperature
-from bitempered.encoding import rescaled, weigh_elements
+from bitempered.encoding import rescaled, shifted, weigh_elements
 from bitempered.kernels.options import LossOptions
 from bitempered.torch.autograd import (
     Temperature,
@@ -277,12 +277,17 @@ def sharded_class_loss(
 def _rescaled(
     logits: Tensor, *, classes: int, t1: Temperature = 1.0, t2: Temperature, axis: int | None
 ) -> tuple[Tensor, Temperature]:
-    """`rescaled` logits, in the dtype to compute in, and the factor of each example's loss."""
+    """`rescaled` logits, in the dtype to compute in, and the factor of each example's loss.
+
+    They are not shifted if other processes have more classes.
+    """
     a = xp.widen(logits)
+    shift_axis = None if axis is None or logits.shape[axis] < classes else axis
     if isinstance(t2, Tensor) or torch.compiler.is_compiling():
-        return rescaled(a, t1, t2 if axis is None else along(t2, axis), classes=classes, xp=xp)
+        along_classes = t2 if axis is None else along(t2, axis)
+        return rescaled(a, t1, along_classes, classes=classes, axis=shift_axis, xp=xp)
     inner, outer = core.scales(classes, t1, t2)
-    return a * inner, outer
+    return (a if shift_axis is None else shifted(a, axis=shift_axis, xp=xp)) * inner, outer
 
 
 def probabilities(logits: Tensor, t2: Temperature, *, axis: int, rescale: bool) -> Tensor:

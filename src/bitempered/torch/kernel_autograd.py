@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bitempered import core
-from bitempered.encoding import weigh_elements
+from bitempered.encoding import shifted, weigh_elements
 from bitempered.kernels import hooks
 from bitempered.kernels.implementations import implementation
 from bitempered.kernels.layout import empty_gradient
@@ -80,8 +80,10 @@ def _gradient_by_core(logits: Tensor, target: Tensor, weight: Tensor | None, opt
     axis = -1 if options.axis is None else options.axis
     inner, outer = options.scales(2 if options.axis is None else logits.shape[axis])
     a = logits
-    if options.rescale:
-        a = (inner if options.axis is None else along(inner, axis)) * xp.widen(logits)
+    if options.rescale and options.axis is None:
+        a = inner * xp.widen(logits)
+    elif options.rescale:
+        a = along(inner, axis) * shifted(xp.widen(logits), axis=axis, xp=xp)
     by_a = gradient_per_example(a, target, weight, options) * along(inner * outer, axis)
     if options.reduction != "mean" or options.axis is None:
         return by_a

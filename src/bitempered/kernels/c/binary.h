@@ -125,7 +125,7 @@ INLINE void compute_64(const Binary *job, Group *x, const int KIND) {
 static void compute(const Binary *job, Group *x) {
     double s = job->t2 - 1;
     int wide = job->logits.dtype == FLOAT64 || s < 0;
-    TOGETHER(i) EACH(l) wide |= fabsf(x->a[i][l]) > 1e30f && fabsf(x->a[i][l]) < INFINITY;
+    TOGETHER(i) EACH(l) wide |= fabs(lanes(x->a_64 + 2 * i)[l]) > 1e30 && fabs(lanes(x->a_64 + 2 * i)[l]) < INFINITY;
     if (job->target.data) TOGETHER(i) EACH(l) wide |= x->y[i][l] > 0 && x->y[i][l] < 1e-30f;
     if (job->pos_weight.data) TOGETHER(i) EACH(l) wide |= x->w[i][l] > 0 && (x->w[i][l] < 1e-7f || x->w[i][l] > 1e7f);
     if (!wide) s > 0 ? compute_32(job, x, 1) : compute_32(job, x, 0);
@@ -171,8 +171,7 @@ static void elements(Binary *job, int64_t first) {
         if (job->target.data) read_elements(job, &job->target, at, &these[i], &x.y[i], x.y_64 + 2 * i);
         read_elements(job, &job->pos_weight, at, &these[i], &x.w[i], x.w_64 + 2 * i);
         x.a[i] *= (float)job->stretch;
-        vd *a_64 = x.a_64 + 2 * i;
-        HALVES(h) a_64[h] = job->logits.dtype == FLOAT64 ? a_64[h] * job->stretch : half(&x.a[i], h);
+        HALVES(h) x.a_64[2 * i + h] *= job->stretch;
     }
     compute(job, &x);
     for (int64_t i = 0; i < vectors; i++)

@@ -58,7 +58,8 @@ static void block(const Loss *job, int64_t first, Block *b) {
     EACH(l) {
         int64_t top = place(&rows->at, rows->top[l], l);
         ((int64_t *)b->is_top)[l] = -(b->label[l] == rows->top[l]);
-        lanes(gap)[l] = lanes(rows->max)[l] - stretched(of, number_at(&of->logits, &rows->at, b->label[l], l));
+        lanes(gap)[l] =
+            (lanes(rows->max)[l] - number_at(&of->logits, &rows->at, b->label[l], l)) * stretch_of(of);
         if (job->labels) {
             lanes(b->z_top)[l] = z_of(job, rows->top[l]);
             lanes(b->z_label)[l] += z_of(job, b->label[l]);

@@ -16,7 +16,7 @@ typedef struct {
     View logits;
     int64_t n, inner, k; /* rows, the size of View.inner, classes */
     double t1, t2, s;    /* s = t2 - 1 */
-    double stretch;      /* multiplies the logits */
+    double stretch;      /* multiplies the gaps */
 } Problem;
 
 typedef struct { /* the state of a block, by lane; in a folded row all lanes hold the same */
@@ -64,9 +64,8 @@ INLINE void finish(const Rows *rows, vd *sums, double top) {
     HALVES(h) sums[h] = (rows->at.folded ? all64(sum) : sums[h]) + top;
 }
 INLINE int is_64(const Problem *of) { return of->logits.dtype == FLOAT64; }
-INLINE double stretched(const Problem *of, double a) { /* rounded as the logits are */
-    return is_64(of) ? a * of->stretch : (float)a * (float)of->stretch;
-}
+/* Gaps are multiplied, not logits: the product would round what all logits of a row have in common. */
+INLINE double stretch_of(const Problem *of) { return is_64(of) ? of->stretch : (float)of->stretch; }
 
 /* The largest number per lane; in a folded row, of all lanes. */
 INLINE double most_of(const double *values) {
@@ -79,12 +78,10 @@ INLINE double most_of(const double *values) {
    the top. Returns the sum of the gaps. */
 static void load_32(const Problem *of, Rows *rows, vd *sum) {
     vf *u = rows->u, max = all(-INFINITY);
-    float limit = 0x1p126f / (of->s > 1 ? (float)of->s : 1), stretch = (float)of->stretch; /* s u must be finite */
+    float limit = 0x1p126f / (of->s > 1 ? (float)of->s : 1), stretch = (float)stretch_of(of); /* s u must be finite */
     int64_t length = rows->at.length;
     int folded = rows->at.folded;
     fetch(&of->logits, &rows->at, u, -INFINITY);
-    if (of->stretch != 1)
-        for (int64_t j = 0; j < length; j++) u[j] *= stretch;
     vi nan = {0}, top = {0}, here = {0};
     for (int64_t j = 0; j < length; j++) {
         max = pick(u[j] > max, u[j], max);
@@ -105,7 +102,8 @@ static void load_32(const Problem *of, Rows *rows, vd *sum) {
             top = (zero & here) | (~zero & top);
             here += folded ? LANES : 1;
             vf back = gap - max;
-            rows->low[j] = (max - (gap - back)) - (u[j] + back);
+            rows->low[j] = ((max - (gap - back)) - (u[j] + back)) * stretch;
+            gap *= stretch;
             gap = pick(gap < limit, gap, all(limit));
             part += keep(finite, gap);
             kept -= finite;
@@ -125,14 +123,9 @@ static void load_32(const Problem *of, Rows *rows, vd *sum) {
 
 /* The gaps in float64; they are infinite for masked classes. */
 static void gaps_64(const Problem *of, Rows *rows, int fetched) {
-    float stretch = (float)of->stretch;
+    double stretch = stretch_of(of);
     if (!fetched) fetch_64(&of->logits, &rows->at, rows->gap, -INFINITY);
-    for (int64_t i = 0; i < 2 * rows->at.length; i++) {
-        vd a = rows->gap[i];
-        if (of->stretch != 1 && !fetched)
-            a = __builtin_convertvector(__builtin_convertvector(a, vh) * stretch, vd);
-        rows->gap[i] = rows->max[i % 2] - a;
-    }
+    for (int64_t i = 0; i < 2 * rows->at.length; i++) rows->gap[i] = (rows->max[i % 2] - rows->gap[i]) * stretch;
 }
 
 /* From float64 to `gap` and, rounded, to `u`. */
@@ -143,8 +136,7 @@ static void load_64(const Problem *of, Rows *rows, vd *sum) {
     fetch_64(&of->logits, &rows->at, rows->gap, -INFINITY);
     HALVES(h) rows->max[h] = all64(-INFINITY);
     for (int64_t i = 0; i < 2 * length; i++) {
-        vd a = rows->gap[i] * of->stretch, *max = &rows->max[i % 2];
-        rows->gap[i] = a;
+        vd a = rows->gap[i], *max = &rows->max[i % 2];
         *max = pick64(a > *max, a, *max);
         nan[i % 2] |= a != a;
     }
