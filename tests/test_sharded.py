@@ -90,7 +90,7 @@ def test_few_messages(of_ranks):
     for i, (logits, target, t2, options) in enumerate(sharded_cases.float32_cases()):
         wide = options | ({"weight": options["weight"].double()} if "weight" in options else {})
         loss, gradient = unsharded(logits.double(), as_double(target), min(t2, 0.8), t2, wide)
-        in_one, gradient_in_one = unsharded(logits, target, min(t2, 0.8), t2, options)
+        in_one, gradient_in_one = multiplied_first(logits, target, min(t2, 0.8), t2, options)
         # Twice the rounding errors of one process with float32, and a few more of its own.
         bars = [
             2 * distance(in_one, loss) + 5e-6 * max(1.0, loss.abs().max().item()),
@@ -105,6 +105,15 @@ def test_few_messages(of_ranks):
             assert distance(of_shard, gradient.chunk(world, 1)[rank]) <= bars[1]
     assert counts[1.0] == {3}  # as many as cross-entropy needs: the largest logit, the mass, the loss
     assert max(counts[1.2]) == 7
+
+
+def multiplied_first(logits, target, t1, t2, options):
+    """`unsharded`, but with `rescale` logits are multiplied before the largest is subtracted, as a shard's are."""
+    if not options.get("rescale"):
+        return unsharded(logits, target, t1, t2, options)
+    inner, outer = logits.shape[1] ** (t2 - 1), logits.shape[1] ** (1 - t1)
+    loss, gradient = unsharded(inner * logits, target, t1, t2, options | {"rescale": False})
+    return outer * loss, inner * outer * gradient
 
 
 def distance(value, exact):
