@@ -162,7 +162,8 @@ class Loss:
         >>> Loss("bi-tempered", (0.5, 4.0), schedule=(0, 4, 0.5, 2.0, 8)).passes
         ', through (0.5, 2) in epoch 4'
         """
-        return "".join(f", through ({t1:g}, {t2:g}) in epoch {epoch:g}" for epoch, (t1, t2) in self._between())
+        places = ", ".join(f"({t1:g}, {t2:g}) in epoch {epoch:g}" for epoch, (t1, t2) in self._between())
+        return f", through {places}" if places else ""
 
     def __call__(self, logits: Tensor, target: Tensor, temperatures: Tensor | None = None) -> Tensor:
         """The loss of each row of logits `(n, classes)`; with `temperatures` (2), of these instead of its numbers."""
