@@ -29,7 +29,12 @@ def test_training_is_hardt_and_ma_s():
 def test_losses_get_equal_searches_with_the_paper_s_temperatures():
     assert len({len(set(found)) for found in hardt_ma.SEARCHED.values()}) == 1
     assert hardt_ma.PAPER_LOSS.numbers == (0.8, 1.2)
-    assert hardt_ma.PAPER_LOSS in {loss for loss, _, _ in hardt_ma.SEARCHED["bi-tempered"]}
+    losses = [loss for loss, _, _ in hardt_ma.SEARCHED["bi-tempered"]]
+    assert hardt_ma.PAPER_LOSS in losses
+    (scheduled,) = (loss for loss in losses if loss.schedule)
+    falls = next(epoch for epoch in range(142) if hardt_ma.PROTOCOL.rate_factor(epoch) < 1)
+    assert {scheduled.at(epoch).numbers for epoch in range(falls)} == {(0.8, 1.2)}
+    assert scheduled.at(falls + 3).numbers == (0.2, 1.5)
 
 
 @pytest.mark.slow

@@ -312,8 +312,8 @@ class HardtMaBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.stride, self.more = stride, outputs - inputs
 
     def forward(self, x: Tensor) -> Tensor:
@@ -326,13 +326,13 @@ class HardtMa(nn.Module):
 
     It takes pixels from 0 to 255, `(n, 3, 32, 32)`, and standardises each image. A 3 x 3 convolution of width / 4
     channels, three groups of nine blocks of `width`, twice and four times as many, the mean over positions, and a
-    projection that is random and stays so. At width 64 it trains 13.5 million weights.
+    projection that is random and stays so. Nothing has a bias. At width 64 it trains 13.5 million weights.
 
     Initial weights are normal: with deviation 1 / (9 c) in blocks, where c is the number of output channels, so that a
     block begins near the identity, and 1 / (3 sqrt(c)) in the first convolution. The deviation of the projection is not
-    known; here it is one over the square root of its inputs. Biases begin at 0.
+    known; here it is one over the square root of its inputs.
 
-    Reference: Hardt and Ma, Identity Matters in Deep Learning, 2017, and its public code.
+    Reference: Hardt and Ma, Identity Matters in Deep Learning, 2017, section 4.1.
     """
 
     takes_pixels = True  # from 0 to 255
@@ -342,7 +342,7 @@ class HardtMa(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         channels = (width // 4, *(width * 2**group for group in range(3) for _ in range(blocks)))
-        self.first = nn.Conv2d(3, channels[0], 3, padding=1)
+        self.first = nn.Conv2d(3, channels[0], 3, padding=1, bias=False)
         strides = [2 if group and not block else 1 for group in range(3) for block in range(blocks)]
         self.blocks = nn.Sequential(
             *(HardtMaBlock(*pair, stride) for pair, stride in zip(pairwise(channels), strides, strict=True))
@@ -351,8 +351,6 @@ class HardtMa(nn.Module):
             if isinstance(layer, nn.Conv2d):
                 deviation = 1 / (9 * layer.out_channels) if layer is not self.first else 1 / (3 * channels[0] ** 0.5)
                 nn.init.normal_(layer.weight, std=deviation, generator=generator)
-                assert layer.bias is not None
-                nn.init.zeros_(layer.bias)
         size = channels[-1]
         self.register_buffer("projection", torch.randn(size, classes, generator=generator) / size**0.5)
 
