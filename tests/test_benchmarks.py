@@ -165,7 +165,7 @@ def test_tasks_of_many_classes_are_made_of_digits_that_their_parts_do_not_share(
 def test_classes_run_and_go_on_from_their_rows(tmp_path, monkeypatch):
     classes = load("classes")
     monkeypatch.setattr(classes, "ROWS", tmp_path / "classes.jsonl")
-    for name, value in {"HEAVIER": {3: 2.5}, "SEEDS": (0,), "STEPS": 8, "RATES": {"adam": 1e-3}}.items():
+    for name, value in {"CLASSES": (3,), "SEEDS": (0,), "STEPS": 8, "RATES": {"adam": 1e-3}}.items():
         monkeypatch.setattr(classes, name, value)
     # The page names the rates of both optimisers.
     monkeypatch.setattr(classes, "page", lambda rows: f"{len(rows)} rows")

@@ -168,7 +168,7 @@ def test_rows_say_what_the_default_recipe_was(tmp_path):
     assert [Cell.of(row) for row in rows] == list(made.cells)
     (note,) = compare_report.schedule_notes(made)
     assert note.startswith(f"{loss}: ")
-    assert f"{loss.schedule[0]:g} and {loss.schedule[1]:g}." in note
+    assert f"{loss.schedule[0]:g} and {loss.schedule[-1]:g}, through (0, 1.75) in epoch 0.8." in note
 
 
 # Tables whose labels are noisy already

@@ -32,9 +32,11 @@ def test_every_data_set_has_every_noise_and_every_loss():
             assert {cell.rate for cell in recipe.cells} == {1e-3}
             assert len(recipe.cells) == 3 * len(levels)
             (ours,) = {cell.loss for cell in recipe.cells if cell.loss.name == "bi-tempered"}
-            # From 5 to 40 % of the run, without rescaling.
+            # From 5 to 40 % of the run, then to its end, without rescaling.
             epochs = recipe.training.epochs
-            assert ours.schedule == pytest.approx((0.05 * epochs, 0.4 * epochs), abs=1e-5)
+            assert ours.schedule is not None
+            begin, knee, _, _, finish = ours.schedule
+            assert (begin, knee, finish) == pytest.approx((0.05 * epochs, 0.4 * epochs, epochs), abs=1e-5)
             assert not ours.rescale
     assert [data.name for data in other_noise.DATA] == ["digits", "breast-cancer", "wine", "mnist"]
     assert other_noise.DATA[-1].rows == 10_000

@@ -158,9 +158,9 @@ def test_the_frame_is_about_the_net():
         assert sum(side["probabilities"]) == pytest.approx(1, abs=1e-3)
 
 
-def test_the_schedule_is_the_library_s():
+def test_the_schedule_is_the_first_leg_of_the_library_s():
     duel = Duel(Settings(t1=0.0, t2=2.0, schedule=True))
-    expected = schedules.default(2, STEPS)
+    expected = schedules.default(2, STEPS).legs[0]
     for step in (0, 100, 300, 500, STEPS):
         duel.step = step
         assert duel.temperatures[1] == expected(step)

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -90,3 +91,32 @@ def test_the_default_refuses_what_is_no_count(arguments):
 def test_a_schedule_goes_between_pairs(pair):
     with pytest.raises(TypeError, match=r"end must be a pair of temperatures \(t1, t2\)"):
         anneal((1, 1), pair, begin=0, finish=1)
+
+
+def test_the_default_goes_on_to_the_end_of_the_run():
+    """No step is like the one before from 5 % on; with many classes the second leg is flat."""
+    schedule = default(10, 100)
+    pairs = [schedule(step) for step in range(101)]
+    assert pairs[:6] == [(1, 1)] * 6
+    assert pairs[40] == pytest.approx((0, 1.75))
+    assert pairs[70] == pytest.approx((0, 2.0))
+    assert pairs[100] == schedule(1e9) == (0, 2.25)
+    assert all(before[1] < after[1] for before, after in pairwise(pairs[5:]))
+    assert {default(100, 100)(step) for step in range(56, 101)} == {(0, 1.38)}
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3, 10, 25, 26, 60, 100, 101, 50_257])
+def test_the_default_never_turns_back(classes):
+    for steps in (0, 1, 7, 1000):
+        schedule = default(classes, steps)
+        pairs = [schedule(step) for step in range(steps + 2)]
+        assert all(a[0] >= b[0] - 1e-15 and a[1] <= b[1] + 1e-15 for a, b in pairwise(pairs))
+        for pair in pairs:
+            check_temperatures(*pair)
+
+
+def test_legs_can_be_pickled():
+    schedule = default(10, 100)
+    again = pickle.loads(pickle.dumps(schedule))
+    assert again == schedule
+    assert again(60) == schedule(60)

@@ -92,9 +92,9 @@ def test_network_without_temperatures_follows_the_default_schedule(monkeypatch):
     monkeypatch.setattr(network, "LOGISTIC_STEPS", 0)
     X, y = problem(4)
     bare = clone(SMALL).fit(X, y)
-    by_hand = clone(SMALL).set_params(schedule=default(4, SMALL.max_iter)).fit(X, y)
+    by_hand = clone(SMALL).set_params(schedule=default(4, SMALL.max_iter).legs[0]).fit(X, y)
     np.testing.assert_array_equal(bare.predict_proba(X), by_hand.predict_proba(X))
-    assert (bare.t1_, bare.t2_) == default(4, 20)(19) != (1.0, 1.0)
+    assert (bare.t1_, bare.t2_) == default(4, 20).legs[0](19) != (1.0, 1.0)
 
 
 def test_network_compares_only_losses_of_the_same_temperatures():

@@ -42,7 +42,7 @@ from dataclasses import dataclass
 
 from bitempered.checks import check_number, check_temperatures
 
-__all__ = ["anneal", "default"]
+__all__ = ["Legs", "anneal", "default"]
 
 Pair = tuple[float, float]
 SHAPES: dict[str, Callable[[float], float]] = {
@@ -88,24 +88,41 @@ class Anneal:
         return first, max(first, second)  # rounding may put t1 above t2
 
 
-def default(classes: int, steps: float) -> "Anneal":
+@dataclass(frozen=True)
+class Legs:
+    """A function from a step to (t1, t2): schedules one after the other, each up to the step where it finishes."""
+
+    legs: tuple[Anneal, ...]
+
+    def __call__(self, step: float) -> Pair:
+        return next((leg for leg in self.legs if step < leg.finish), self.legs[-1])(step)
+
+
+def default(classes: int, steps: float) -> Legs:
     """The schedule to try first, for a run of `steps` steps (or epochs): cross-entropy at first, robust later.
 
     Temperatures move from (1, 1) to (0, t2) between 5 and 40 % of the run, for the loss as it is, without `rescale`, at
-    the learning rate of cross-entropy. t2 is 1.75 for ten classes. For other numbers of classes K^(t2 - 1), the scale
-    of the logits, stays what it is there, but t2 is at most 2. More than 25 classes take longer to learn: the move
-    begins later, after 20 % of the run from 100 classes on, and lasts as long. benchmarks/classes.md has measurements.
+    the learning rate of cross-entropy. t2 is 1.75 for ten classes, and goes on to 2.25 at the end of the run: where it
+    stops, a network begins to memorise. For other numbers of classes K^(t2 - 1), the scale of the logits, stays what it
+    is there, but t2 is at most 2, and 2.5 at the end. More than 25 classes take longer to learn: the move begins later,
+    after 20 % of the run from 100 classes on, and lasts as long, and t2 goes on less far, from 100 classes on not at
+    all. benchmarks/classes.md has measurements.
 
     Cross-entropy needs some 200 steps of its own, and more with many classes. In a run of fewer than 4,000 steps
     `anneal` with a later `begin` can be better.
 
-    >>> default(10, 100)(5), default(10, 100)(40), default(2, 100)(40), default(100, 100)(56)
-    ((1.0, 1.0), (0.0, 1.75), (0.0, 2.0), (0.0, 1.38))
-    >>> default(10, 100).begin, default(100, 100).begin
-    (5.0, 20.0)
+    >>> schedule = default(10, 100)
+    >>> schedule(5), schedule(40), schedule(100)
+    ((1.0, 1.0), (0.0, 1.75), (0.0, 2.25))
+    >>> default(2, 100)(100), default(100, 100)(20), default(100, 100)(100)
+    ((0.0, 2.5), (1.0, 1.0), (0.0, 1.38))
     """
     check_number(classes, "classes", least=1)
     check_number(steps, "steps", least=0)
-    t2 = round(1 + min(1.0, 0.75 * math.log(10) / math.log(max(classes, 2))), 2)
     later = min(max(0.0, 0.002 * (classes - 25)), 0.15)
-    return anneal((1.0, 1.0), (0.0, t2), begin=(0.05 + later) * steps, finish=(0.4 + later) * steps)
+    scale = math.log(10) / math.log(max(classes, 2))
+    middle = (0.0, round(1 + min(1.0, 0.75 * scale), 2))
+    end = (0.0, round(1 + min(1.5, (1.25 - later / 0.3) * scale), 2))
+    finish = (0.4 + later) * steps
+    fast = anneal((1.0, 1.0), middle, begin=(0.05 + later) * steps, finish=finish)
+    return Legs((fast, anneal(middle, end, begin=finish, finish=steps)))

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from bitempered.core import scales
 from bitempered.experiments.files import Row, value
-from bitempered.schedules import anneal
+from bitempered.schedules import Legs, anneal
 from bitempered.torch import baselines, bi_tempered_logistic_loss
 
 __all__ = ["LOSSES", "Loss", "LossEntry", "LossSettings"]
@@ -149,7 +149,7 @@ class Loss:
         t1, t2 = self.numbers
         stops = [(self.schedule[0], (1.0, 1.0)), *self._between(), (self.schedule[-1], (t1, t2))]
         legs = [anneal(start, end, begin=begin, finish=finish) for (begin, start), (finish, end) in pairwise(stops)]
-        return next((leg for leg in legs if epoch < leg.finish), legs[-1])(epoch)
+        return Legs(tuple(legs))(epoch)
 
     def _between(self) -> list[tuple[float, tuple[float, float]]]:
         numbers = (self.schedule or ())[1:-1]

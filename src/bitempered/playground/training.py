@@ -41,7 +41,7 @@ class Duel:
         self.optimizers = [torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM) for net in self.nets]
         end = settings.t1, settings.t2
         start = (1.0, 1.0) if settings.schedule else end
-        self.schedule = replace(schedules.default(2, STEPS), start=start, end=end)
+        self.schedule = replace(schedules.default(2, STEPS).legs[0], start=start, end=end)
         self.step = 0
         self.drawn: tuple[float, float] | None = None  # the temperatures of the curves that the page has
 

@@ -129,9 +129,9 @@ def request(
 
 def default_recipe(classes: int, epochs: float) -> Loss:
     """Return the bi-tempered loss with the temperatures of `schedules.default`."""
-    temperatures = schedules.default(classes, epochs)
-    begin, finish = (round(epoch, 6) for epoch in (temperatures.begin, temperatures.finish))
-    return Loss("bi-tempered", temperatures.end, (begin, finish))
+    first, last = schedules.default(classes, epochs).legs
+    begin, knee, finish = (round(epoch, 6) for epoch in (first.begin, first.finish, last.finish))
+    return Loss("bi-tempered", last.end, (begin, knee, *first.end, finish))
 
 
 def run(

@@ -145,7 +145,7 @@ def title(rows: list[Row]) -> str:
 
 def markdown(name: str, parts: list[list[Row]]) -> str:
     first = parts[0][0]
-    (begin, finish), numbers = schedule(parts[0])
+    knee, end = schedule(parts[0])
     makers: dict[str, list[Row]] = {}
     for row in (row for rows in parts for row in rows):
         makers.setdefault(f"{row['dataset']}, {row['loss']}", []).append(row)
@@ -155,11 +155,11 @@ def markdown(name: str, parts: list[list[Row]]) -> str:
 {report.grid(HEAD, lines(parts, deviations=True), ["---", *["---:"] * 5])}
 
 ± is the sample standard deviation. The chosen epoch is the best on validation labels, which are as noisy as
-the training labels. The default recipe moves the temperatures from (1, 1) to ({numbers[0]:g}, {numbers[1]:g}) between
-{begin:.0%} and {finish:.0%} of the run, at the rate of the logistic loss. It was chosen among some thirty schedules on
-digits and MNIST, split in other ways, by their accuracy on clean labels (the rows of ten are in the repository, in
-results/defaults/search). The last column is the logistic loss at another rate: of {len(rates(parts[0]))}, the one
-whose last epoch is best on the noisy validation labels.
+the training labels. The default recipe moves the temperatures from (1, 1) to {knee}, and on to {end} at
+its end, at the rate of the logistic loss. It was chosen among some forty schedules on digits and MNIST, split in other
+ways, by their accuracy on clean labels (the rows of most are in the repository, in results/defaults/search): first
+where it bends, later where it ends. The last column is the logistic loss at another rate: of {len(rates(parts[0]))},
+the one whose last epoch is best on the noisy validation labels.
 
 SGD has momentum {first["momentum"]:g}. A perceptron with two hidden layers of {first["width"]} units.
 {report.training_in_words(parts[::2])}.
@@ -170,11 +170,12 @@ SGD has momentum {first["momentum"]:g}. A perceptron with two hidden layers of {
 """
 
 
-def schedule(rows: list[Row]) -> tuple[tuple[float, float], tuple[float, ...]]:
-    """Return the fractions of the run between which the temperatures move, and their end."""
+def schedule(rows: list[Row]) -> tuple[str, str]:
+    """Say where the default schedule bends, with the part of the run between, and where it ends."""
     ours = next(row for row in rows if row["loss"] == "bi-tempered")
-    begin, finish = (epoch / ours["epochs"] for epoch in ours["schedule"])
-    return (begin, finish), tuple(ours["numbers"])
+    begin, knee, t1, t2, _ = ours["schedule"]
+    between = " and ".join(f"{epoch / ours['epochs']:.0%}" for epoch in (begin, knee))
+    return f"({t1:g}, {t2:g}) between {between} of the run", "({:g}, {:g})".format(*ours["numbers"])
 
 
 def figure(parts: list[list[Row]], folder: Path) -> Figure:

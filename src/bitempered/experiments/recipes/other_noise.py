@@ -106,8 +106,8 @@ def fit_estimators(part: Comparison, data: Dataset, folder: Path, progress: Prog
                     "seed": seed, "rows": part.rows, "epochs": epochs,
                 }  # fmt: skip
                 if name == BiTemperedMLPClassifier.__name__:  # whose defaults are ours to change
-                    default = schedules.default(data.num_classes, epochs)
-                    setting["schedule"] = [*default.end, default.begin, default.finish, LOGISTIC_STEPS]
+                    leg = schedules.default(data.num_classes, epochs).legs[0]
+                    setting["schedule"] = [*leg.end, leg.begin, leg.finish, LOGISTIC_STEPS]
                 measure_once(
                     folder, "estimators", identity(setting, f"{data.digest}-{fingerprint(labels, validation)}"),
                     partial(fit, name, epochs, seed, (split.train[0][rows], labels), split.test), device="cpu",
@@ -237,7 +237,8 @@ def estimators_markdown(rows: list[Row]) -> str:
 {grid(["data", "noise", *ESTIMATORS], estimator_lines(rows), ["---", "---", *["---:"] * 4])}
 
 Parameters are the defaults, except that both networks take batches of 32 and at most as many epochs as those above.
-BiTemperedMLPClassifier then follows the default schedule; BiTemperedLogisticRegression has t1 = 0.8, t2 = 1.2.
+BiTemperedMLPClassifier then follows the first leg of the default schedule; BiTemperedLogisticRegression has t1 = 0.8,
+t2 = 1.2.
 
 {report.made_by_commits(rows)}, and scikit-learn {rows[0]["sklearn"]}.
 """

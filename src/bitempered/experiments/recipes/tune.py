@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bitempered import tune
+from bitempered import schedules, tune
 from bitempered.experiments import cells
 from bitempered.experiments.cells import Cell, Comparison
 from bitempered.experiments.data import Dataset
@@ -129,14 +129,13 @@ def run(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     data = data or cells.read_data(request.comparison, request.data_dir)
     training, epochs = request.comparison.training, request.comparison.epochs(data)
-    # Both losses begin with the same rates and decays: the bi-tempered loss with its default temperatures.
+    # Both losses begin with the same rates and decays: the bi-tempered loss with the first leg of its default.
     optimizer = OPTIMIZERS[training.optimizer]
     starts = product(DECAYS, optimizer.first)
     first: list[dict[str, Any]] = [{"rate": rate, "decay": decay, "smoothing": 0.0} for decay, rate in starts]
     if request.loss == "bi-tempered":
-        default = compare.default_recipe(data.num_classes, epochs)
-        schedule = default.schedule and tuple(epoch / epochs for epoch in default.schedule)
-        t1, t2 = default.numbers
+        leg = schedules.default(data.num_classes, 1).legs[0]
+        (t1, t2), schedule = leg.end, (leg.begin, leg.finish)
         logistic = first[0] | {"t1": 1.0, "t2": 1.0, "schedule": None}
         first = [start | {"t1": t1, "t2": t2, "schedule": schedule} for start in first]
         first.insert(1, logistic)

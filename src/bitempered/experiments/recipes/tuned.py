@@ -190,7 +190,8 @@ def markdown(rows: list[Row], tried: list[Row]) -> str:
 {grid(HEAD, lines(rows, deviations=True), ["---", "---:", "---", *["---:"] * 3])}
 
 ± is the sample standard deviation. {trials_in_words(tried)}
-They began with the same rates and decays, the bi-tempered loss with its default, {starts_in_words(tried)}.
+They began with the same rates and decays, the bi-tempered loss with the first leg of its default,
+{starts_in_words(tried)}.
 A trial's score is the accuracy on validation labels at the last and the best epoch together. These are as noisy as the
 training labels, or {clean} clean rows; the chosen epoch is the best on the same labels. The default recipe is not
 searched: it ends at {ends}, and trains at Adam's rate of {rate:g}, without decay or smoothing.
