@@ -166,19 +166,21 @@ def markdown(rows: list[Row]) -> str:
     whole, held_out = ([row for row in rows if bool(row["held_out"]) == aside] for aside in (False, True))
     first, published = rows[0], PRINTED[rows[0]["protocol"]]
     human = first["noise_model"] == "human"
+    often = f"every {first['measure_every']} epochs" if first["measure_every"] > 1 else "every epoch"
     kind = f"human labels, {100 * CIFAR100N.wrong:g} % wrong" if human else "symmetric noise"
     sgd = f"SGD at {first['learning_rate']:g}, momentum {first['momentum']:g}"
     text = f"""# Protocol {first["protocol"].upper()}: CIFAR-100, ResNet-34, {kind}
 
 Accuracy on clean test labels, %. {first["epochs"]} epochs, {sgd},
-weight decay {first["weight_decay"]:g}, batches of {first["batch_size"]}. The best test epoch is chosen by test
-labels, as papers in this field report it; nothing else is chosen that way.
+weight decay {first["weight_decay"]:g}, batches of {first["batch_size"]}; measured {often}. The best test
+epoch is chosen by test labels, as papers in this field report it.
 
 {table(whole, ("test_last", "last epoch"), ("test_best", "best test epoch"))}
 """
     if held_out:
         text += f"""
-With {held_out[0]["held_out"]:,} images held out, whose noisy labels choose settings and epochs:
+These hold {held_out[0]["held_out"]:,} images out, whose noisy labels choose epochs and, at the last epoch, the setting
+that trains on all images. What to try next was decided with an eye on test accuracy as well:
 
 {table(held_out, *HELD_OUT_COLUMNS)}
 """
