@@ -42,7 +42,7 @@ from dataclasses import dataclass
 
 from bitempered.checks import check_number, check_temperatures
 
-__all__ = ["Legs", "anneal", "default"]
+__all__ = ["anneal", "default"]
 
 Pair = tuple[float, float]
 SHAPES: dict[str, Callable[[float], float]] = {
