@@ -7,6 +7,7 @@ default schedule: cross-entropy at first, robust later.
     pip install torch accelerate
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bitempered.noise import symmetric
-from bitempered.schedules import Legs, default
+from bitempered.schedules import default
 from bitempered.torch import bi_tempered_logistic_loss, tempered_softmax
 
 TOPICS, WORDS, OWN, LENGTH = 8, 400, 20, 16  # OWN words belong to a topic
@@ -45,7 +46,7 @@ def sentences(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndar
     return np.where(rng.random((count, LENGTH)) < 0.4, own, (WORDS * rank).astype(np.int64)), topics
 
 
-def main(epochs: int = 20, seed: int = 0, schedule: Legs | None = None) -> float:
+def main(epochs: int = 20, seed: int = 0, schedule: Callable[[float], tuple[float, float]] | None = None) -> float:
     rng = np.random.default_rng(seed)
     x, y = sentences(2000, rng)
     x_test, y_test = sentences(1000, rng)

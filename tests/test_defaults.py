@@ -6,7 +6,7 @@ import pytest
 from experiment_cases import invoke
 
 from bitempered import schedules
-from bitempered.experiments.files import read_rows
+from bitempered.experiments.files import read_rows, write_rows
 from bitempered.experiments.recipes import defaults
 
 
@@ -57,7 +57,7 @@ def test_the_page_states_the_rates_and_levels_of_the_rows(quick):
     parts = defaults.split(rows)
     page = defaults.markdown("page", parts[1:])
     assert "| digits, Adam 0.002 | 80% |" in page
-    assert "another rate: of 3,\nthe one" in page
+    assert "another rate, the one of\n3 whose" in page
     assert {row["learning_rate"] for row in defaults.contenders(parts[1], 0.8)["logistic"]} == {2e-3}
 
 
@@ -78,3 +78,22 @@ def test_the_page_has_means_and_differences_of_the_rows(quick):
     wanted = [mean(loss, column) for loss in ("logistic", "bi-tempered") for column in ("test_last", "test_chosen")]
     assert numbers[0:8:2] == pytest.approx(wanted, abs=0.051)  # each is followed by its deviation
     assert numbers[8:10] == pytest.approx([wanted[2] - wanted[0], wanted[3] - wanted[1]], abs=0.051)
+
+
+def test_a_folder_may_still_hold_rows_of_an_earlier_default(quick, tmp_path):
+    """Of one leg; alone they are shown, and beside newer ones they do not count."""
+    _, rows = quick
+    older = [
+        row | {"numbers": [0.0, 1.75], "schedule": [0.1, 0.8], "test_last": 0.0, "test_chosen": 0.0}
+        for row in rows
+        if row["loss"] == "bi-tempered"
+    ]
+    others = [row for row in rows if row["loss"] != "bi-tempered"]
+    path = tmp_path / "defaults.jsonl"
+    write_rows(path, others + older)
+    alone = defaults.render(path)["defaults.md"].decode()
+    assert "from (1, 1) to (0, 1.75) between 5% and 40% of the run,\n" in alone
+    write_rows(path, older + rows)
+    both = defaults.render(path)["defaults.md"].decode()
+    assert "to (0, 2.25) between 5% and 100% of the run, through (0, 1.75) at 40%" in both
+    assert "| 0.0 ± " not in both

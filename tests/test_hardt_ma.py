@@ -14,7 +14,7 @@ from bitempered.experiments.recipes.shared import SEARCH_SEED
 from bitempered.experiments.recipes.table1 import LEVELS
 
 
-def test_training_is_hardt_and_ma_s():
+def test_training_is_hardt_and_ma_s_cut_to_36_000_steps():
     protocol = hardt_ma.PROTOCOL
     steps = (50_000 - hardt_ma.HELD_OUT) // protocol.batch_size
     rates = [protocol.rate * protocol.rate_factor(step // steps) for step in range(protocol.epochs * steps)]

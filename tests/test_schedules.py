@@ -120,3 +120,10 @@ def test_legs_can_be_pickled():
     again = pickle.loads(pickle.dumps(schedule))
     assert again == schedule
     assert again(60) == schedule(60)
+
+
+@pytest.mark.parametrize("count", [np.uint8(10), np.float32(10), np.int64(10), 10.0])
+def test_the_default_takes_any_kind_of_number(count):
+    """An unsigned integer would wrap around below 25 classes."""
+    assert default(count, 100) == default(10, 100)
+    assert default(10, count * 10) == default(10, 100)

@@ -46,7 +46,7 @@ def train(loss, schedule, classes, epochs, x, y, x_test, y_test):
 def main(figure=None, classes=2000, epochs=20):
     (x, y), test = draw(classes, 10, seed=1), draw(classes, 1, seed=2)
     y = torch.as_tensor(symmetric(y.numpy(), 0.4, rng=np.random.default_rng(0), num_classes=classes))
-    schedule = anneal((1.0, 1.0), default(classes, epochs).legs[0].end, begin=0.3 * epochs, finish=0.6 * epochs)
+    schedule = anneal((1.0, 1.0), default(classes, epochs)(epochs), begin=0.3 * epochs, finish=0.6 * epochs)
     losses = {"cross-entropy": cross_entropy, "bi-tempered": LinearBiTemperedLogisticLoss()}
     runs = {name: train(loss, schedule, classes, epochs, x, y, *test) for name, loss in losses.items()}
     return curves.figure(runs, f"{classes:,} classes, 40 % wrong labels", figure)

@@ -232,7 +232,7 @@ def tune(
     on validation labels, which are as noisy as the training labels, at the last
     and the best epoch together; test labels are not looked at. With --clean it
     is the accuracy on a few clean labels. Hopeless trials are pruned. The search
-    begins with the default recipe and with cross-entropy.
+    begins with the first leg of the default recipe and with cross-entropy.
 
     The study is kept in a SQLite file: if it is stopped or killed, the same
     command goes on, and any number of processes that run the same command

@@ -90,7 +90,7 @@ class Anneal:
 
 @dataclass(frozen=True)
 class Legs:
-    """A function from a step to (t1, t2): schedules one after the other, each up to the step where it finishes."""
+    """A function from a step to (t1, t2): schedules in turn, each up to the step where it finishes."""
 
     legs: tuple[Anneal, ...]
 
@@ -102,25 +102,25 @@ def default(classes: int, steps: float) -> Legs:
     """The schedule to try first, for a run of `steps` steps (or epochs): cross-entropy at first, robust later.
 
     Temperatures move from (1, 1) to (0, t2) between 5 and 40 % of the run, for the loss as it is, without `rescale`, at
-    the learning rate of cross-entropy. t2 is 1.75 for ten classes, and goes on to 2.25 at the end of the run: where it
-    stops, a network begins to memorise. For other numbers of classes K^(t2 - 1), the scale of the logits, stays what it
-    is there, but t2 is at most 2, and 2.5 at the end. More than 25 classes take longer to learn: the move begins later,
-    after 20 % of the run from 100 classes on, and lasts as long, and t2 goes on less far, from 100 classes on not at
-    all. benchmarks/classes.md has measurements.
+    the learning rate of cross-entropy. t2 is 1.75 for ten classes, and then rises slowly to 2.25 at the end of the run,
+    so that memorising does not catch up. For other numbers of classes K^(t2 - 1), the scale of the logits, stays what
+    it is there, but t2 is at most 2, and 2.5 at the end. More than 25 classes take longer to learn: the move begins
+    later, after 20 % of the run from 100 classes on, and lasts as long, and the second rise shrinks, to none from 100
+    classes on. benchmarks/classes.md has measurements.
 
     Cross-entropy needs some 200 steps of its own, and more with many classes. In a run of fewer than 4,000 steps
-    `anneal` with a later `begin` can be better.
+    `anneal` with a later `begin` can be better, or the first leg alone, `default(classes, steps).legs[0]`: a small
+    network in a short run may not keep up with the second, above all with weight decay (benchmarks/decay.md).
 
-    >>> schedule = default(10, 100)
+    >>> schedule = default(10, 100)  # a function from a step to (t1, t2)
     >>> schedule(5), schedule(40), schedule(100)
     ((1.0, 1.0), (0.0, 1.75), (0.0, 2.25))
     >>> default(2, 100)(100), default(100, 100)(20), default(100, 100)(100)
     ((0.0, 2.5), (1.0, 1.0), (0.0, 1.38))
     """
-    check_number(classes, "classes", least=1)
-    check_number(steps, "steps", least=0)
-    later = min(max(0.0, 0.002 * (classes - 25)), 0.15)
-    scale = math.log(10) / math.log(max(classes, 2))
+    count, steps = check_number(classes, "classes", least=1), check_number(steps, "steps", least=0)
+    later = min(max(0.0, 0.002 * (count - 25)), 0.15)
+    scale = math.log(10) / math.log(max(count, 2))
     middle = (0.0, round(1 + min(1.0, 0.75 * scale), 2))
     end = (0.0, round(1 + min(1.5, (1.25 - later / 0.3) * scale), 2))
     finish = (0.4 + later) * steps

@@ -110,7 +110,7 @@ def run(
     again = f", {repeats} times over" if repeats > 1 else ""
     method = (
         f"Each label was judged by a network that was trained on other rows ({folds} folds{again}) with the "
-        f"bi-tempered loss and its default schedule. The score is {IN_WORDS[score]}."
+        f"bi-tempered loss and the first leg of its default schedule. The score is {IN_WORDS[score]}."
     )
     return Audited(rows, named, method)
 

@@ -50,9 +50,9 @@ class BiTemperedMLPClassifier(TemperedClassifier):
             were best on it.
         random_state: seeds the weights, the order of the examples and the choice of those set aside.
         schedule: temperatures that change: a function from the epoch (0, 1, ...) to (t1, t2), such as
-            `bitempered.schedules.anneal` returns. Without it, and without t1 and t2, it is the
-            first leg of `bitempered.schedules.default` over `max_iter` epochs: cross-entropy at first, for at least 200
-            steps, robust later. Training does not stop before the temperatures have settled.
+            `bitempered.schedules.anneal` returns. Without it, and without t1 and t2, it is the first leg of
+            `bitempered.schedules.default` over `max_iter` epochs: cross-entropy at first, for at least 200 steps,
+            robust later. Training does not stop before the temperatures have settled.
         rescale: as in `bitempered.numpy.bi_tempered_logistic_loss`. True lets one `learning_rate_init` and `alpha` suit
             all constant temperatures; far from (1, 1) it is needed.
 

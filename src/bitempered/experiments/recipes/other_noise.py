@@ -23,7 +23,7 @@ from sklearn.neural_network import MLPClassifier
 
 from bitempered import schedules
 from bitempered.experiments import cells, report
-from bitempered.experiments.cells import FIXED, VARYING, Cell, Comparison, corrupt, curves_of
+from bitempered.experiments.cells import FIXED, Cell, Comparison, corrupt, curves_of
 from bitempered.experiments.data import Dataset, Part, fingerprint
 from bitempered.experiments.datasets import DATASETS, default_training
 from bitempered.experiments.files import read_rows
@@ -129,7 +129,9 @@ def fit(name: str, epochs: int, seed: int, train: Part, test: Part) -> Row:
 def chosen_rows(path: Path) -> list[Row]:
     """Return the newest row of each run in a file of networks, in the order of the table."""
     fixed = [name for name in FIXED if name not in ("dataset", "noise_model", "epochs", "batch_size", "rows")]
-    return in_order(newest(read_rows(path), ("dataset", "noise_model", *VARYING), fixed))
+    # Not by its numbers: the default recipe is what it was when it was last trained.
+    varying = ("dataset", "noise_model", "noise", "loss", "learning_rate", "seed")
+    return in_order(newest(read_rows(path), varying, fixed))
 
 
 def in_order(rows: list[Row]) -> list[Row]:

@@ -167,9 +167,9 @@ def trials_in_words(tried: list[Row]) -> str:
 
 
 def starts_in_words(tried: list[Row]) -> str:
-    """Say with which temperatures the bi-tempered searches began: old rows have the default of their time."""
+    """Say where the first schedules of the bi-tempered searches end: old rows have the default of their time."""
     pairs = sorted({(row["t1"], row["t2"]) for row in tried if row["trial"] == 0 and "t1" in row})
-    return " or ".join(f"({t1:g}, {t2:g})" for t1, t2 in pairs) + ("" if len(pairs) == 1 else ", as it was then")
+    return " or ".join(f"({t1:g}, {t2:g})" for t1, t2 in pairs)
 
 
 def markdown(rows: list[Row], tried: list[Row]) -> str:
@@ -190,8 +190,7 @@ def markdown(rows: list[Row], tried: list[Row]) -> str:
 {grid(HEAD, lines(rows, deviations=True), ["---", "---:", "---", *["---:"] * 3])}
 
 ± is the sample standard deviation. {trials_in_words(tried)}
-They began with the same rates and decays, the bi-tempered loss with the first leg of its default,
-{starts_in_words(tried)}.
+They began with the same rates and decays, the bi-tempered loss with schedules to {starts_in_words(tried)}.
 A trial's score is the accuracy on validation labels at the last and the best epoch together. These are as noisy as the
 training labels, or {clean} clean rows; the chosen epoch is the best on the same labels. The default recipe is not
 searched: it ends at {ends}, and trains at Adam's rate of {rate:g}, without decay or smoothing.
