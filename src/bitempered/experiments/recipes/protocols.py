@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from bitempered.experiments.datasets import CIFAR100N
 from bitempered.experiments.files import read_rows, value
 from bitempered.experiments.losses import Loss
+from bitempered.experiments.recipes.compare import default_recipe
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.recipes.shared import SEARCH_SEED
 from bitempered.experiments.report import (
@@ -102,6 +103,8 @@ SETTINGS = {
         searched(0.47, 2.65, schedule=(0, 30, 0.6, 2.2, 200), noise=0.6),
         searched(0.47, 2.65, schedule=(0, 20, 0.6, 2.2, 200), noise=0.6),
         *(Setting(Loss("bi-tempered", (0.8, 1.2)), level, 0) for level in OTHER_LEVELS),
+        # What somebody gets who takes the default schedule.
+        Setting(default_recipe(100, PROTOCOLS["a"].epochs), 0.4, 0),
     ),
     "b": (
         *(Setting(loss, CIFAR100N.wrong, 0) for loss in LOSSES),
