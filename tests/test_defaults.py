@@ -76,9 +76,10 @@ def test_the_page_has_means_and_differences_of_the_rows(quick):
         ]
         return 100 * sum(here) / len(here)
 
-    wanted = [mean(loss, column) for loss in ("logistic", "bi-tempered") for column in ("test_last", "test_chosen")]
-    assert numbers[0:8:2] == pytest.approx(wanted, abs=0.051)  # each is followed by its deviation
-    assert numbers[8:10] == pytest.approx([wanted[2] - wanted[0], wanted[3] - wanted[1]], abs=0.051)
+    losses = ("logistic", "gce", "bi-tempered")
+    wanted = [mean(loss, column) for loss in losses for column in ("test_last", "test_chosen")]
+    assert numbers[0:12:2] == pytest.approx(wanted, abs=0.051)  # each is followed by its deviation
+    assert numbers[12:14] == pytest.approx([wanted[4] - wanted[0], wanted[5] - wanted[1]], abs=0.051)
 
 
 def test_a_folder_may_still_hold_rows_of_an_earlier_default(quick, tmp_path):
@@ -93,7 +94,7 @@ def test_a_folder_may_still_hold_rows_of_an_earlier_default(quick, tmp_path):
     path = tmp_path / "defaults.jsonl"
     write_rows(path, others + older)
     alone = defaults.render(path)["defaults.md"].decode()
-    assert "from (1, 1) to (0, 1.75) between 5% and 40% of the run,\n" in alone
+    assert "from (1, 1) to (0, 1.75) between 5% and 40% of the run, at" in alone
     write_rows(path, older + rows)
     both = defaults.render(path)["defaults.md"].decode()
     assert "to (0, 2.25) between 5% and 100% of the run, through (0, 1.75) at 40%" in both

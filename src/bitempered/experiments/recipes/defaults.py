@@ -157,8 +157,9 @@ def markdown(name: str, parts: list[list[Row]]) -> str:
 {report.grid(HEAD, lines(parts, deviations=True), ["---", *["---:"] * 6])}
 
 ± is the sample standard deviation. The chosen epoch is the best on validation labels, which are as noisy as
-the training labels. The difference is that of the default recipe and the logistic loss. The default recipe moves the temperatures from (1, 1) {schedule(parts[0])},
-at the rate of the logistic loss. It was chosen among some forty schedules on digits and MNIST, split in other ways, by
+the training labels. The difference is that of the default recipe and the logistic loss. The default recipe moves the
+temperatures from (1, 1) {schedule(parts[0])}, at the rate of the
+logistic loss. It was chosen among some forty schedules on digits and MNIST, split in other ways, by
 their accuracy on clean labels: first how it moves up to 40% of the run, then what follows (the rows of most are in the
 repository, in results/defaults/search). The last column is the logistic loss at another rate, the one of
 {len(rates(parts[0]))} whose last epoch is best on the noisy validation labels.
