@@ -14,16 +14,16 @@ from bitempered.experiments.recipes.shared import SEARCH_SEED
 from bitempered.experiments.recipes.table1 import LEVELS
 
 
-def test_training_is_hardt_and_ma_s_cut_to_36_000_steps():
+def test_training_is_hardt_and_ma_s_but_shorter():
     protocol = hardt_ma.PROTOCOL
     steps = (50_000 - hardt_ma.HELD_OUT) // protocol.batch_size
     rates = [protocol.rate * protocol.rate_factor(step // steps) for step in range(protocol.epochs * steps)]
     falls = [step for step in range(1, len(rates)) if rates[step] < rates[step - 1]]
     assert rates[0] == 0.05
     assert [rates[step] for step in falls] == pytest.approx([0.005])
-    assert falls == pytest.approx([30_000], abs=steps)
-    assert len(rates) == pytest.approx(36_000, abs=steps)
-    assert (protocol.weight_decay, protocol.momentum, protocol.clip, protocol.rotation) == (1e-4, 0.9, None, 0)
+    assert falls == pytest.approx([24_500], abs=steps)
+    assert len(rates) == pytest.approx(29_500, abs=steps)
+    assert (protocol.weight_decay, protocol.momentum, protocol.clip, protocol.rotation) == (1e-4, 0.9, 5, 0)
 
 
 def test_losses_get_equal_searches_with_the_paper_s_temperatures():
@@ -34,7 +34,8 @@ def test_losses_get_equal_searches_with_the_paper_s_temperatures():
     (scheduled,) = (loss for loss in losses if loss.schedule)
     falls = next(epoch for epoch in range(hardt_ma.PROTOCOL.epochs) if hardt_ma.PROTOCOL.rate_factor(epoch) < 1)
     assert {scheduled.at(epoch).numbers for epoch in range(falls)} == {(0.8, 1.2)}
-    assert scheduled.at(falls + 3).numbers == (0.2, 1.5)
+    assert scheduled.at(falls + 3).numbers == (0.5, 1.5)
+    assert scheduled.at(hardt_ma.EPOCHS).numbers == (0.5, 1.8)
 
 
 @pytest.mark.slow
