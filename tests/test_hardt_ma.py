@@ -21,8 +21,8 @@ def test_training_is_hardt_and_ma_s_but_shorter():
     falls = [step for step in range(1, len(rates)) if rates[step] < rates[step - 1]]
     assert rates[0] == 0.05
     assert [rates[step] for step in falls] == pytest.approx([0.005])
-    assert falls == pytest.approx([24_500], abs=steps)
-    assert len(rates) == pytest.approx(29_500, abs=steps)
+    assert falls == pytest.approx([28_100], abs=steps)
+    assert len(rates) == pytest.approx(33_700, abs=steps)
     assert (protocol.weight_decay, protocol.momentum, protocol.clip, protocol.rotation) == (1e-4, 0.9, 5, 0)
 
 
