@@ -148,7 +148,8 @@ of the logits over one fitted temperature, not the tempered softmax.
 
 Mean ± sample standard deviation over {len({row["seed"] for row in rows})} seeds, each with its own split of digits:
 {TRAIN} noisy rows to train on, {CLEAN} clean ones to calibrate on, the others to test.
-`BiTemperedMLPClassifier` with its default settings and `rescale=False`.
+`BiTemperedMLPClassifier` with its default settings and `rescale=False`; its default schedule is the first leg of that
+for networks.
 Noise undone: q = max((p - r/(K-1)) / (1 - r K/(K-1)), 0) for the rate r and K classes, divided by its sum.
 
 {made_by(rows[0])}, scikit-learn {rows[0]["sklearn"]}, by `python benchmarks/calibration.py`.

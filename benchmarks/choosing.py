@@ -91,6 +91,8 @@ What there is to choose from, accuracy in %:
 
 {grid(columns, accuracies, ["---", "---", *["---:"] * 3])}
 
+The default schedule is that of `BiTemperedMLPClassifier`, the first leg of that for networks.
+
 {made_by(rows[0])}.
 """
 

@@ -265,6 +265,24 @@ def test_the_figure_shows_accuracy_by_epoch(tiny):
     np.testing.assert_allclose(line.get_ydata(), 100 * np.mean(of_logistic, axis=0))
 
 
+def test_losses_that_differ_in_their_schedules_have_names_of_their_own():
+    """In the table, the notes and the figure, which has a style and a mark for each."""
+    texts = ["bi-tempered:0.5:1.5:anneal=0..1", "bi-tempered:0.5:1.5:anneal=1..2"]
+    recipe = comparison(losses=tuple(map(Loss.parse, [*texts, "bi-tempered:0.5:1.5"])), levels=(0.4,), epochs=2)
+    names = [*texts, "bi-tempered (0.5, 1.5)"]
+    assert [line[0] for line in compare_report.lines(recipe, [])] == names
+    assert [note.split(": the temperatures")[0] for note in compare_report.schedule_notes(recipe)] == texts
+    rows = [
+        recipe.setting(cell, 0) | {"test_last": 0.5, "test_chosen": 0.6, "chosen_epoch": 1} for cell in recipe.cells
+    ]
+    curves = [recipe.setting(cell, 0) | {"test": [0.5, 0.6, 0.5]} for cell in recipe.cells]
+    drawn = compare_report.figure(recipe, rows, curves).axes[0].lines
+    assert {line.get_label(): line.get_linestyle() for line in drawn if line.get_label() in names} == dict(
+        zip(names, ("-", "--", ":"), strict=True)
+    )
+    assert [line.get_marker() for line in drawn if list(line.get_xdata()) == [1]] == ["x", "o", "^"]
+
+
 # The command line
 
 

@@ -251,6 +251,11 @@ def test_bad_options_of_a_loss(text, message):
     assert message in str(error.value)
 
 
+def test_an_empty_schedule_of_a_loss():
+    with pytest.raises(ValueError, match=r"schedule must be .*, got no numbers"):
+        Loss("bi-tempered", (0.5, 1.5), schedule=())
+
+
 def test_rows_from_before_smoothing_are_found():
     setting = TINY.setting(TINY.cells[0], 0)
     old = {name: value for name, value in setting.items() if name not in ("smoothing", "clean_rows")}

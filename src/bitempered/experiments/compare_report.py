@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
@@ -10,10 +11,24 @@ from rich.table import Table
 from bitempered.experiments.cells import NOT_FINITE, Cell, Comparison
 from bitempered.experiments.datasets import DATASETS, is_table
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.report import MOMENTS, Pages, draw_curves, grid, looks, made_by, png, spread, table_csv
+from bitempered.experiments.report import (
+    MARKS,
+    MOMENTS,
+    Pages,
+    draw_curves,
+    grid,
+    looks,
+    loss_names,
+    made_by,
+    png,
+    spread,
+    table_csv,
+)
 from bitempered.experiments.runs import Row
 
 __all__ = ["figure", "lines", "markdown", "notes", "pages", "table"]
+
+MARK: dict[str, Any] = {"markerfacecolor": "none", "markeredgewidth": 2, "linewidth": 1}  # of a chosen epoch
 
 
 def pages(comparison: Comparison, rows: list[Row], tried: list[Row], curves: list[Row]) -> Pages:
@@ -29,6 +44,10 @@ def pages(comparison: Comparison, rows: list[Row], tried: list[Row], curves: lis
 
 def losses(comparison: Comparison) -> list[Loss]:
     return list(dict.fromkeys(cell.loss for cell in comparison.cells))
+
+
+def loss_name(comparison: Comparison, loss: Loss) -> str:
+    return loss_names(losses(comparison))[loss]
 
 
 def levels(comparison: Comparison) -> list[float]:
@@ -91,7 +110,7 @@ def lines(comparison: Comparison, rows: list[Row]) -> list[list[str]]:
         mark = " !" if any(row.get("problem") for row in runs) else ""
         rate = f"{cell.rate:g}" if cell else "–"
         accuracies = [spread([row[column] for row in runs], 1) for column in MOMENTS]
-        table_lines.append([level_name(comparison, level), f"{loss}{mark}", rate, *accuracies])
+        table_lines.append([level_name(comparison, level), f"{loss_name(comparison, loss)}{mark}", rate, *accuracies])
     return table_lines if len(levels(comparison)) > 1 else [line[1:] for line in table_lines]
 
 
@@ -187,7 +206,8 @@ def rate_notes(comparison: Comparison, tried: list[Row]) -> list[str]:
         f"{rates_each * seeds_each} trials for each{' without a given rate' if fixed else ''}."
     ]
     at_edge = [
-        f"{cell.loss}{f' at {level_name(comparison, cell.noise)}' if len(levels(comparison)) > 1 else ''}"
+        loss_name(comparison, cell.loss)
+        + (f" at {level_name(comparison, cell.noise)}" if len(levels(comparison)) > 1 else "")
         for cell in comparison.cells
         if len(rates[cell.loss]) > 1 and cell.rate in (rates[cell.loss][0], rates[cell.loss][-1])
     ]
@@ -200,9 +220,9 @@ def rate_notes(comparison: Comparison, tried: list[Row]) -> list[str]:
 
 def schedule_notes(comparison: Comparison) -> list[str]:
     return [
-        f"{loss}: the temperatures move from (1, 1), cross-entropy, to these between epochs {loss.schedule[0]:g} and "
+        f"{name}: the temperatures move from (1, 1), cross-entropy, to these between epochs {loss.schedule[0]:g} and "
         f"{loss.schedule[-1]:g}{loss.passes}."
-        for loss in losses(comparison)
+        for loss, name in loss_names(losses(comparison)).items()
         if loss.schedule
     ]
 
@@ -217,7 +237,8 @@ def problem_notes(comparison: Comparison, rows: list[Row]) -> list[str]:
         if not bad:
             continue
         where = f" at {level_name(comparison, level)}" if len(levels(comparison)) > 1 else ""
-        problems.append(f"! {loss}{where}, {len(bad)} of {len(here)} runs: {bad[0]['problem']} (validation rows).")
+        runs = f"{len(bad)} of {len(here)} runs"
+        problems.append(f"! {loss_name(comparison, loss)}{where}, {runs}: {bad[0]['problem']} (validation rows).")
         if bad[0]["problem"] == NOT_FINITE:
             advice["smaller learning rates (--rates)"] = None
         else:
@@ -247,9 +268,10 @@ def markdown(comparison: Comparison, rows: list[Row], tried: list[Row]) -> str:
 
 
 def figure(comparison: Comparison, rows: list[Row], curves: list[Row]) -> Figure:
-    """Draw accuracy by epoch at the lowest and at the highest noise level, and a cross at each chosen epoch."""
+    """Draw accuracy by epoch at the lowest and at the highest noise level, and a mark at each chosen epoch."""
     shown = list(dict.fromkeys([min(levels(comparison)), max(levels(comparison))]))
     series = list(dict.fromkeys((cell.loss, cell.rate) for cell in comparison.cells))
+    series_looks = looks([(loss.name, bool(loss.schedule)) for loss, _ in series])
     several = [loss for loss in losses(comparison) if sum(loss == other for other, _ in series) > 1]
     what = "label noise" if comparison.noise_model == "class-dependent" else "wrong labels"
     # The figure object itself, not pyplot: it needs no display and keeps no global state.
@@ -257,17 +279,16 @@ def figure(comparison: Comparison, rows: list[Row], curves: list[Row]) -> Figure
     canvas = Figure(figsize=(width, height), dpi=150, layout="constrained")
     panels = canvas.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for axes, level in zip(panels, shown, strict=True):
-        for (loss, rate), look in zip(
-            series, looks([(loss.name, bool(loss.schedule)) for loss, _ in series]), strict=True
-        ):
+        for (loss, rate), look in zip(series, series_looks, strict=True):
             cell = Cell(loss, level, rate)
-            name = f"{loss}, rate {rate:g}" if loss in several else f"{loss}"
+            name = loss_name(comparison, loss) + (f", rate {rate:g}" if loss in several else "")
             draw_curves(axes, [curve["test"] for curve in rows_of(curves, cell)], look, name)
             chosen = rows_of(rows, cell)
             if chosen:
                 when, value = (mean(row[column] for row in chosen) for column in ("chosen_epoch", "test_chosen"))
-                axes.plot([when], [100 * value], "x", color=look[0], markeredgewidth=2)
-        axes.plot([], [], "x", color="grey", markeredgewidth=2, label="chosen epoch, mean")
+                axes.plot([when], [100 * value], MARKS[look[1]], **MARK, color=look[0])
+        for style in dict.fromkeys(style for _, style in series_looks):
+            axes.plot([], [], MARKS[style] + style, **MARK, color="grey", label="chosen epoch, mean")
         axes.set_title(
             f"labels {level_name(comparison, level)}" if is_table(comparison.dataset) else f"{level:.0%} {what}"
         )

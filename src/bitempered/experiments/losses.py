@@ -68,8 +68,8 @@ class Loss:
             raise ValueError(f"{self.name} is written {form}, got the numbers {list(self.numbers)}")
         if self.name != "bi-tempered" and (self.schedule or self.rescale):
             raise ValueError(f"rescale and schedule are for the bi-tempered loss, got {self.name}; leave them out")
-        if self.schedule and len(self.schedule) % 3 != 2:
-            given = "..".join(f"{number:g}" for number in self.schedule)
+        if self.schedule is not None and len(self.schedule) % 3 != 2:
+            given = "..".join(f"{number:g}" for number in self.schedule) or "no numbers"
             raise ValueError(f"schedule must be BEGIN..FINISH or BEGIN..EPOCH..T1..T2..FINISH, got {given}")
         if self.rescale not in (False, True, "logits"):
             raise ValueError(f'rescale must be False, True or "logits", got {self.rescale!r}')

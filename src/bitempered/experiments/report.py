@@ -7,6 +7,7 @@ import argparse
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -17,9 +18,10 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from bitempered.experiments.files import Row, read_rows, value, write_atomically, write_rows
-from bitempered.experiments.losses import LOSSES
+from bitempered.experiments.losses import LOSSES, Loss
 
 __all__ = [
+    "MARKS",
     "MOMENTS",
     "Pages",
     "draw_curves",
@@ -28,6 +30,7 @@ __all__ = [
     "is_trial",
     "last_and_chosen",
     "looks",
+    "loss_names",
     "made_by",
     "made_by_commits",
     "made_with",
@@ -49,7 +52,9 @@ __all__ = [
 Pages = dict[str, bytes]  # contents by the name of the file
 # The epochs whose accuracy is shown: the column of a row, and its name.
 MOMENTS = {"test_last": "last epoch", "test_chosen": "chosen epoch"}
-STYLES = ("-", "--", ":", "-.")  # of a loss's first line in a figure, its second, ...
+# The style of a loss's first line in a figure, its second, ..., and the mark of a chosen epoch on such a line.
+MARKS = {"-": "x", "--": "o", ":": "^", "-.": "s"}
+STYLES = tuple(MARKS)
 TRIAL = 3  # epochs, the most that a quick run has
 
 
@@ -189,6 +194,20 @@ def looks(losses: list[tuple[str, bool]]) -> list[tuple[str, str]]:
         earlier = sum(losses[other][0] == name for other in found)
         found[place] = LOSSES[name].colour, STYLES[earlier % len(STYLES)]
     return [found[place] for place in range(len(losses))]
+
+
+def loss_names(losses: Iterable[Loss]) -> dict[Loss, str]:
+    """Name losses: in words, or in full where two have the same words, as with different schedules.
+
+    >>> early, late = Loss("bi-tempered", (0.5, 4.0), (0, 10)), Loss("bi-tempered", (0.5, 4.0), (20, 40))
+    >>> list(loss_names([Loss("logistic"), early]).values())
+    ['logistic', 'bi-tempered (0.5, 4), annealed']
+    >>> list(loss_names([early, late]).values())
+    ['bi-tempered:0.5:4:anneal=0..10', 'bi-tempered:0.5:4:anneal=20..40']
+    """
+    words = {loss: str(loss) for loss in losses}
+    counts = Counter(words.values())
+    return {loss: name if counts[name] == 1 else loss.text for loss, name in words.items()}
 
 
 def made_by(row: Row, between: str = " ") -> str:

@@ -28,6 +28,7 @@ from bitempered.experiments.report import (
     first_table,
     grid,
     looks,
+    loss_names,
     made_by_commits,
     newest,
     png,
@@ -248,6 +249,7 @@ def figure(rows: list[Row], curves: list[Row]) -> Figure:
     panels = canvas.subplots(len(levels), len(PANELS), sharex=True, squeeze=False)
     entries: dict[str, Any] = {}  # of the legend
     losses = list(dict.fromkeys(loss for _, loss in by_setting(shown)))
+    names = loss_names(losses)
     styles = dict(zip(losses, looks([(loss.name, bool(loss.schedule)) for loss in losses]), strict=True))
     for axes_row, level in zip(panels, levels, strict=True):
         groups = by_setting([row for row in shown if row["noise"] == level])
@@ -257,7 +259,7 @@ def figure(rows: list[Row], curves: list[Row]) -> Figure:
                 aside = f"; {group[0]['held_out']:,} images held out" if group[0]["held_out"] else ""
                 epochs = [epoch["epoch"] for epoch in measured[0]] if measured else []
                 values = [[epoch[column] for epoch in run] for run in measured]
-                draw_curves(axes, values, styles[loss], f"{loss}{aside}", epochs)
+                draw_curves(axes, values, styles[loss], f"{names[loss]}{aside}", epochs)
             axes.set_title(title, fontsize="medium")
             axes.grid(alpha=0.3)
             entries |= {line.get_label(): line for line in axes.lines}
