@@ -44,6 +44,11 @@ RECIPES = {
         "the default temperatures against cross-entropy on digits and MNIST, SGD and Adam; about an hour on a CPU.",
         frozenset({"quick", "resume", "seeds", "data_dir", "device"}),
     ),
+    "convnet": RecipeEntry(
+        "convnet", "convnet",
+        "the default temperatures on Fashion-MNIST with a net that has batch normalisation; two hours on a CPU core.",
+        frozenset({"quick", "resume", "seeds", "data_dir", "device"}),
+    ),
     "other-noise": RecipeEntry(
         "other_noise", "other-noise",
         "the default temperatures under noise that is not symmetric, on digits, MNIST and two small tables; an "
