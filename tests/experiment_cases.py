@@ -4,6 +4,7 @@ import gzip
 import struct
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -80,6 +81,17 @@ def idx(array):
     """A file in MNIST's format."""
     header = struct.pack(">BBBB", 0, 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
     return header + array.tobytes()
+
+
+def write_images(folder, *, train, test):
+    """Write so many training and test images in MNIST's files: noise, and a bright pixel that gives the label away."""
+    rng = np.random.default_rng(0)
+    for name, n in (("train", train), ("t10k", test)):
+        labels = (np.arange(n) % 10).astype(np.uint8)
+        images = rng.integers(0, 60, (n, 28, 28)).astype(np.uint8)
+        images[np.arange(n), 2 * labels + 3] = 250
+        for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
+            (folder / f"{name}-{kind}-ubyte.gz").write_bytes(packed(idx(values)))
 
 
 def change_dataset(monkeypatch, name, **values):

@@ -1,8 +1,7 @@
 """`bitempered reproduce last-epoch`: equal searches, judged by the last epoch, and a page that its rows give."""
 
-import numpy as np
 import pytest
-from experiment_cases import assert_rendered, change_dataset, idx, invoke, packed
+from experiment_cases import assert_rendered, change_dataset, invoke, write_images
 
 from bitempered.experiments import train
 from bitempered.experiments.cells import Cell
@@ -48,13 +47,7 @@ def small(tmp_path, monkeypatch):
     for name in ("TRAINING", "SEARCH"):
         shorter = train.Training("mlp", "sgd", epochs=3, batch_size=20)
         monkeypatch.setattr(last_epoch, name, shorter)
-    rng = np.random.default_rng(0)
-    for name, n in (("train", 120), ("t10k", 40)):
-        labels = (np.arange(n) % 10).astype(np.uint8)
-        images = rng.integers(0, 60, (n, 28, 28)).astype(np.uint8)
-        images[np.arange(n), 2 * labels + 3] = 250
-        for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
-            (tmp_path / f"{name}-{kind}-ubyte.gz").write_bytes(packed(idx(values)))
+    write_images(tmp_path, train=120, test=40)
     return tmp_path
 
 

@@ -147,27 +147,28 @@ def train(
             guesses = torch.cat([logits(part).argmax(dim=1) for part in images.split(250)])
         return round(float((guesses == labels).float().mean()), 5)
 
-    def restore(kept: Row) -> None:
-        network.load_state_dict(kept["network"])
-        optimizer.load_state_dict(kept["optimizer"])
-        metrics[:] = kept["metrics"]
+    def restore(saved: Row) -> None:
+        network.load_state_dict(saved["network"])
+        optimizer.load_state_dict(saved["optimizer"])
+        metrics[:] = saved["metrics"]
 
     checkpoint.load(restore, device)
-    due, batches = Due(), len(x) // BATCH
+    due, batch = Due(), min(BATCH, len(x))
+    kept = len(x) // batch * batch  # images that fill a batch
     while len(metrics) < setting.epochs:
         loss = setting.loss.at(len(metrics))
         seed = int(np.random.SeedSequence((setting.seed, len(metrics))).generate_state(1)[0])
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(device)
         right = torch.zeros((), device=device)
         network.train()
-        for rows in order[: batches * BATCH].split(BATCH):
+        for rows in order[:kept].split(batch):
             answers, target = logits(x[rows]), y[rows]
             optimizer.zero_grad()
             loss(answers, target).mean().backward()
             optimizer.step()
             right += (answers.argmax(dim=1) == target).sum()
         network.eval()
-        seen = round(float(right) / (batches * BATCH), 5)
+        seen = round(float(right) / kept, 5)
         metrics.append({"train": seen, "validation": accuracy(*validation), "test": accuracy(*test)})
         on_epoch(metrics)
         if due():
