@@ -1,5 +1,6 @@
 """`bitempered reproduce convnet`: which runs stand beside which, what they compute, and their page."""
 
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -29,9 +30,11 @@ def test_the_command_makes_every_contender_and_a_page_of_the_rows(images):
     first, last = schedules.default(10, 2).legs
     schedule = [first.begin, first.finish, *first.end, last.finish]
     wanted = {("logistic", (), None), ("gce", (0.7,), None), ("bi-tempered", (0.8, 1.2), None)}
-    for optimizer, rate in convnet.RATES.items():
+    for optimizer, decay in convnet.TRAININGS:
+        rate = convnet.RATES[optimizer]
         for level in convnet.LEVELS:
-            here = [row for row in rows if (row["optimizer"], row["noise"]) == (optimizer, level)]
+            setting = (optimizer, decay, level)
+            here = [row for row in rows if (row["optimizer"], row["weight_decay"], row["noise"]) == setting]
             at_usual = [row for row in here if row["learning_rate"] == rate]
             constant = {
                 (row["loss"], tuple(row["numbers"]), row["schedule"]) for row in at_usual if not row["schedule"]
@@ -50,11 +53,11 @@ def test_the_command_makes_every_contender_and_a_page_of_the_rows(images):
 def made_up():
     """Rows of three seeds with accuracies by loss and rate, as a file of rows has them."""
     rows = []
-    for optimizer in convnet.RATES:
+    for optimizer, decay in convnet.TRAININGS:
         for level in convnet.LEVELS:
             for loss, rate in convnet.contenders(optimizer, 30):
                 for seed in range(3):
-                    setting = convnet.Setting(optimizer, loss, rate, level, seed, 30, 10_000)
+                    setting = convnet.Setting(optimizer, decay, loss, rate, level, seed, 30, 10_000)
                     number = 0.5 + 0.01 * seed + 0.1 * (loss == Loss("gce", (0.7,))) + 0.2 * bool(loss.schedule)
                     accuracies = {"test_last": number, "test_chosen": number + 0.05, "validation_last": 0.3}
                     rows.append(setting.row() | accuracies)
@@ -77,14 +80,16 @@ def test_the_table_has_means_and_differences_and_the_best_rate_by_noisy_labels()
 
 def test_training_learns_and_an_interrupted_run_goes_on_with_the_same_numbers(images, monkeypatch):
     data = read("fashion-mnist", images)
-    setting = convnet.Setting("adam", Loss("bi-tempered", (0.5, 1.5), (1, 3)), 1e-3, 0.2, 0, 6, 10_000)
+    ours = convnet.Setting("adam", 0.0, Loss("bi-tempered", (0.5, 1.5), (1, 3)), 1e-3, 0.2, 0, 6, 10_000)
 
-    def run(folder, progress=silent):
+    def run(folder, progress=silent, setting=ours):
         return make([lambda: convnet.job(setting, data, "cpu")], images / folder, "convnet", progress, device="cpu")
 
     (whole,) = run("whole")
     assert whole["test_last"] > 0.9  # one pixel gives the label away
     assert 0.6 < whole["train_last"] < 1  # a fifth of the training labels is wrong
+    (decayed,) = run("whole", setting=replace(ours, weight_decay=10.0))
+    assert decayed["test_last"] < 0.5
     monkeypatch.setattr(convnet, "Due", lambda: lambda: True)
 
     def stop(done, of, text):
@@ -104,7 +109,7 @@ def test_training_learns_and_an_interrupted_run_goes_on_with_the_same_numbers(im
 def test_wrong_labels_are_counted_and_test_labels_stay_clean(images, monkeypatch):
     data, seen = read("fashion-mnist", images), {}
     monkeypatch.setattr(convnet, "train", lambda setting, parts, *_: seen.update(parts=parts) or [])
-    setting = convnet.Setting("sgd", Loss("logistic"), 0.05, 0.4, 1, 1, 150)
+    setting = convnet.Setting("sgd", 0.0, Loss("logistic"), 0.05, 0.4, 1, 1, 150)
     with pytest.raises(IndexError):  # no epochs
         convnet.job(setting, data, "cpu").train([0], [None], silent)
     split = data.split(1)

@@ -1,8 +1,8 @@
 """The recipe behind `bitempered reproduce convnet`: the default schedule on a net and data that it was not found on.
 
-A convolutional net with batch normalisation learns Fashion-MNIST, with SGD and with Adam, and trains to the end. The
-schedule was chosen with perceptrons on digits and MNIST; nothing is chosen here but the rate of one cross-entropy, by
-noisy validation labels.
+A convolutional net with batch normalisation learns Fashion-MNIST, with SGD, with SGD and weight decay, and with Adam,
+and trains to the end. The schedule was chosen with perceptrons on digits and MNIST, without decay; nothing is chosen
+here but the rate of one cross-entropy, by noisy validation labels.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,8 @@ EPOCHS, BATCH, ROWS, MOMENTUM = 30, 128, 10_000, 0.9
 CONSTANT = Loss("bi-tempered", (0.8, 1.2))
 BEST_RATE, DEFAULT = "logistic, best rate", "default recipe"
 HEAD = ["training", "noise", str(LOGISTIC), str(GCE), str(CONSTANT), DEFAULT, "difference", BEST_RATE]
-VARYING = ("optimizer", "noise", "loss", "numbers", "schedule", "learning_rate", "seed")
+TRAININGS = (("sgd", 0.0), ("sgd", 5e-4), ("adam", 0.0))  # optimisers, and their weight decay
+VARYING = ("optimizer", "weight_decay", "noise", "loss", "numbers", "schedule", "learning_rate", "seed")
 FIXED = ("dataset", "noise_model", "network", "rows", "epochs", "batch_size", "momentum")
 
 
@@ -50,6 +51,7 @@ class Setting:
     """One run."""
 
     optimizer: str
+    weight_decay: float
     loss: Loss
     rate: float
     noise: float
@@ -61,7 +63,8 @@ class Setting:
         return {
             "dataset": DATASET, "noise_model": "symmetric", "noise": self.noise, **self.loss.row(),
             "learning_rate": self.rate, "seed": self.seed, "rows": self.rows, "network": "convnet",
-            "optimizer": self.optimizer, "epochs": self.epochs, "batch_size": BATCH, "momentum": MOMENTUM,
+            "optimizer": self.optimizer, "weight_decay": self.weight_decay, "epochs": self.epochs,
+            "batch_size": BATCH, "momentum": MOMENTUM,
         }  # fmt: skip
 
 
@@ -70,8 +73,8 @@ def plan(what: str, options: Options) -> Plan:
     seeds = options.seeds or (1 if options.quick else 3)
     epochs, rows = (2, 256) if options.quick else (EPOCHS, ROWS)
     settings = [
-        Setting(optimizer, loss, rate, level, seed, epochs, rows)
-        for seed, optimizer, level in product(range(seeds), RATES, LEVELS)
+        Setting(optimizer, decay, loss, rate, level, seed, epochs, rows)
+        for seed, (optimizer, decay), level in product(range(seeds), TRAININGS, LEVELS)
         for loss, rate in contenders(optimizer, epochs)
     ]
 
@@ -104,7 +107,8 @@ def job(setting: Setting, data: Dataset, device: str) -> Job:
 
     def train_one(places: list[int], checkpoints: list[Checkpoint], tell: Tell) -> tuple[list[Row], list[Row]]:
         def on_epoch(metrics: list[Row]) -> None:
-            where = f"seed {setting.seed}, {NAMES[setting.optimizer]}, {setting.noise:.0%} noise, {setting.loss}"
+            training = in_words(setting.optimizer, setting.weight_decay)
+            where = f"seed {setting.seed}, {training}, {setting.noise:.0%} noise, {setting.loss}"
             tell(len(metrics), f"{where}: epoch {len(metrics)}, validation accuracy {metrics[-1]['validation']:.1%}")
 
         metrics = train(setting, parts, torch.device(device), checkpoints[0], on_epoch)
@@ -116,7 +120,8 @@ def job(setting: Setting, data: Dataset, device: str) -> Job:
         }  # fmt: skip
         return [results], [{name: [row[name] for row in metrics] for name in last}]
 
-    name = f"seed{setting.seed}-{setting.optimizer}-noise{setting.noise:g}-{setting.loss.name}-rate{setting.rate:g}"
+    way = f"{setting.optimizer}-decay{setting.weight_decay:g}-noise{setting.noise:g}"
+    name = f"seed{setting.seed}-{way}-{setting.loss.name}-rate{setting.rate:g}"
     return Job(name, [run], train_one, setting.epochs)
 
 
@@ -131,9 +136,9 @@ def train(
     network = convnet(CLASSES, setting.seed).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     weights = list(network.parameters())
     optimizer = (
-        torch.optim.Adam(weights, lr=setting.rate)
+        torch.optim.Adam(weights, lr=setting.rate, weight_decay=setting.weight_decay)
         if setting.optimizer == "adam"
-        else torch.optim.SGD(weights, lr=setting.rate, momentum=MOMENTUM)
+        else torch.optim.SGD(weights, lr=setting.rate, momentum=MOMENTUM, weight_decay=setting.weight_decay)
     )
     (x, y), validation, test = ([torch.from_numpy(array).to(device) for array in part] for part in parts)
     centre, spread = x.float().mean(), x.float().std()
@@ -183,9 +188,14 @@ def render(path: Path) -> Pages:
     return {f"{path.stem}.md": markdown(path.stem, rows).encode(), f"{path.stem}.png": report.png(figure(rows, curves))}
 
 
-def by_contender(rows: list[Row], optimizer: str, level: float) -> dict[str, list[Row]]:
+def in_words(optimizer: str, decay: float) -> str:
+    return f"{NAMES[optimizer]} {RATES[optimizer]:g}{f', decay {decay:g}' if decay else ''}"
+
+
+def by_contender(rows: list[Row], optimizer: str, decay: float, level: float) -> dict[str, list[Row]]:
     """Return the rows of each contender, cross-entropy last again at its best rate."""
-    here = [row for row in rows if (row["optimizer"], row["noise"]) == (optimizer, level)]
+    wanted = {"optimizer": optimizer, "weight_decay": decay, "noise": level}
+    here = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
     usual = [row for row in here if row["learning_rate"] == RATES[optimizer]]
     rates: dict[float, list[Row]] = {}
     for row in here:
@@ -204,12 +214,12 @@ def lines(rows: list[Row], deviations: bool) -> list[list[str]]:
     """Return the lines under `HEAD`, with or without standard deviations."""
     accuracies = partial(report.last_and_chosen, deviations=deviations)
     table_lines = []
-    for optimizer, level in product(RATES, LEVELS):
-        *groups, slower = by_contender(rows, optimizer, level).values()
+    for training, level in product(TRAININGS, LEVELS):
+        *groups, slower = by_contender(rows, *training, level).values()
         gains = [mean(row[at] for row in groups[-1]) - mean(row[at] for row in groups[0]) for at in MOMENTS]
         table_lines.append(
             [
-                f"{NAMES[optimizer]} {RATES[optimizer]:g}", f"{level:.0%}", *map(accuracies, groups),
+                in_words(*training), f"{level:.0%}", *map(accuracies, groups),
                 " / ".join(f"{100 * gain:+.1f}" for gain in gains),
                 f"{slower[0]['learning_rate']:g}: {accuracies(slower)}",
             ]
@@ -236,8 +246,8 @@ It was chosen with perceptrons on digits and MNIST; nothing was chosen here. The
 rate, of {1 + len(SLOWER["sgd"])}, whose last epoch is best on the noisy validation labels.
 
 Three convolutions with batch normalisation, and two dense layers. {first["rows"]:,} training images,
-{first["epochs"]} epochs in batches of {first["batch_size"]}, a constant rate, no weight decay, no augmentation;
-SGD has momentum {first["momentum"]:g}.
+{first["epochs"]} epochs in batches of {first["batch_size"]}, a constant rate, no augmentation; SGD has
+momentum {first["momentum"]:g}.
 
 {report.made_by_commits(rows)}.
 
@@ -255,14 +265,14 @@ def schedule(ours: Row) -> str:
 def figure(rows: list[Row], curves: list[Row]) -> Figure:
     """Draw accuracy by epoch at the highest noise level, a panel for each optimiser."""
     losses = [("logistic", False), ("gce", False), ("bi-tempered", False), ("bi-tempered", True), ("logistic", False)]
-    canvas = Figure(figsize=(10, 4), dpi=150, layout="constrained")
-    for axes, optimizer in zip(canvas.subplots(1, len(RATES), sharey=True), RATES, strict=True):
-        groups = by_contender(rows, optimizer, LEVELS[-1])
+    canvas = Figure(figsize=(12, 4), dpi=150, layout="constrained")
+    for axes, training in zip(canvas.subplots(1, len(TRAININGS), sharey=True), TRAININGS, strict=True):
+        groups = by_contender(rows, *training, LEVELS[-1])
         for (name, group), look in zip(groups.items(), report.looks(losses), strict=True):
             label = f"{name}, {group[0]['learning_rate']:g}" if name == BEST_RATE else name
             drawn = [curve["test"] for row in group for curve in curves if key(curve) == key(row)]
             report.draw_curves(axes, drawn, look, label)
-        axes.set_title(f"{NAMES[optimizer]} {RATES[optimizer]:g}", fontsize="medium")
+        axes.set_title(in_words(*training), fontsize="medium")
         axes.set_xlabel("epoch")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")

@@ -37,9 +37,9 @@ PAPER_LOSS = Loss("bi-tempered", (0.8, 1.2))
 # The paper's until memorising begins, which is where the rate falls; then more and more robust. It does not begin as
 # cross-entropy, for which this rate is too large: a small net of this kind diverged.
 ROBUST_FROM_THE_FALL = Loss("bi-tempered", (0.5, 1.8), (0, 0, 0.8, 1.2, FALL, 0.8, 1.2, FALL + 3, 0.5, 1.5, EPOCHS))
-# With their learning rate and weight decay. In trials whose rows were not kept, rates of 0.05 to 0.25 with decays of 1e-4
-# and 2e-4 stayed 3 points or more below the paper's logistic loss, or diverged; 0.1 with 5e-4 did not. So the products
-# of rate and decay are near 5e-5 here.
+# With their learning rate and weight decay. In trials whose rows were not kept, rates of 0.05 to 0.25 with decays of
+# 1e-4 and 2e-4 stayed 3 points or more below the paper's logistic loss, or diverged; 0.1 with 5e-4 did not. So the
+# products of rate and decay are near 5e-5 here.
 SEARCHED: dict[str, tuple[tuple[Loss, float, float], ...]] = {
     "logistic": ((Loss("logistic"), 0.1, 5e-4), (Loss("logistic"), 0.05, 1e-3), (Loss("logistic"), 0.1, 1e-3)),
     "bi-tempered": (
