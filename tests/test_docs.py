@@ -124,7 +124,7 @@ def test_the_verdicts_on_the_default_schedule_are_those_of_its_table():
     assert len(remedies) == 3  # "three of the four"
     assert "three of the four" in when
     assert "three of the four" in choose
-    assert f"by {min(remedies):.0f} to {max(remedies):.0f} points; in digits with SGD" in when
+    assert f"by {min(remedies):.0f} to {max(remedies):.0f} points. On digits with SGD" in when
     assert round(min(better)) == -2  # "two points ahead"
 
 
