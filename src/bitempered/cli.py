@@ -47,7 +47,7 @@ def print_version(wanted: bool) -> None:
 @app.callback()
 def bitempered(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", callback=print_version)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=print_version)
     ] = False,
 ) -> None:
     """The robust bi-tempered logistic loss: experiments from the command line."""
@@ -56,14 +56,14 @@ def bitempered(
 DATASET = typer.Option(
     help="digits, mnist, fashion-mnist, cifar100 (an unknown name lists all), or the path of a .csv or .parquet file."
 )
-DATA_DIR = typer.Option(help="Folder with the data set's files; without it they are downloaded, except ImageNet.")
+DATA_DIR = typer.Option(help="Folder with the data set's files; without it, they are downloaded, except ImageNet's.")
 NOISE_MODEL = typer.Option(
-    help="symmetric (over the other classes), symmetric-all, pair-flip (to the next class), class-dependent (some "
-    "classes are mistaken for others: in digits and mnist 7 for 1, 2 for 7, 5 for 6, 6 for 5 and 3 for 8, elsewhere "
-    "half of them at random; --noise is the fraction of their labels), weak-model (the mistakes of a linear model that "
-    "learns from 1% of the rows, the surest first), or human (cifar100)."
+    help="How labels become wrong: symmetric (over the other classes), symmetric-all (over all classes), pair-flip (to "
+    "the next class), class-dependent (some classes are mistaken for others: in digits and mnist 7 for 1, 2 for 7, 5 "
+    "for 6, 6 for 5 and 3 for 8, elsewhere half of them at random; --noise is the fraction of their labels), "
+    "weak-model (the mistakes of a linear model that learns from 1% of the rows, the surest first) or human (cifar100)."
 )
-LABEL_COLUMN = typer.Option(help="The column of a table that holds the labels; without it, label.")
+LABEL_COLUMN = typer.Option(help="The column of a table that holds the labels; without it, the one named label.")
 DEVICE = typer.Option(help="Where to train: cpu or cuda. Without it, cuda if there is one.")
 
 
@@ -74,19 +74,19 @@ def compare(
     losses: Annotated[
         str,
         typer.Option(
-            help="Separated by commas: logistic (cross-entropy), gce:q (generalized cross-entropy), bi-tempered (with "
-            "its default recipe), bi-tempered:t1:t2, tsallis:t1:t2, t-logistic:t, sce:alpha:beta, mae. After the "
-            "numbers, anneal=BEGIN..FINISH moves the temperatures from (1, 1) between two epochs "
-            "(BEGIN..EPOCH..T1..T2..FINISH: through a pair on the way), and smoothing=0.1 "
-            "smooths the labels, as in bi-tempered:0.5:1.5:anneal=15..75:smoothing=0.1. @ fixes a rate, as in "
-            "mae@0.01; an unknown name lists all. By default logistic, gce:0.7, bi-tempered, bi-tempered:0.8:1.2.",
+            help="The losses, separated by commas: logistic (cross-entropy), gce:q (generalized cross-entropy), "
+            "bi-tempered (with its default schedule), bi-tempered:t1:t2, tsallis:t1:t2, t-logistic:t, sce:alpha:beta, "
+            "mae. After the numbers, anneal=BEGIN..FINISH moves the temperatures from (1, 1) between two epochs "
+            "(BEGIN..EPOCH..T1..T2..FINISH passes through a pair on the way), and smoothing=0.1 smooths the labels, as "
+            "in bi-tempered:0.5:1.5:anneal=15..75:smoothing=0.1. @ fixes the learning rate, as in mae@0.01. An unknown "
+            "name lists all losses. By default logistic, gce:0.7, bi-tempered, bi-tempered:0.8:1.2.",
             show_default=False,
         ),
     ] = "logistic,gce:0.7,bi-tempered,bi-tempered:0.8:1.2",
     noise: Annotated[
         str | None,
         typer.Option(
-            help="Fractions of labels to make wrong, separated by commas. Without it, none in a table of your own, and "
+            help="Fractions of labels to make wrong, separated by commas; without it, none in a table of your own, and "
             "0,0.4 in other data."
         ),
     ] = None,
@@ -94,8 +94,8 @@ def compare(
     network: Annotated[
         str | None,
         typer.Option(
-            help="mlp, mnist_cnn, resnet56 or resnet56-wide (an unknown name lists all); without it, what suits the "
-            "data set."
+            help="mlp, mnist_cnn, resnet56 or resnet56-wide (an unknown name lists all); without it, one that suits "
+            "the data set."
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs per noise level and loss.")] = 5,
@@ -105,12 +105,12 @@ def compare(
     rates: Annotated[
         str | None,
         typer.Option(
-            help="Learning rates to try for every loss, separated by commas; one is used without a search. Without it, "
-            "four that suit the optimiser."
+            help="Learning rates to try for every loss, separated by commas; a single one is used without a search. "
+            "Without this option, four that suit the optimiser."
         ),
     ] = None,
     weight_decay: Annotated[
-        float | None, typer.Option(help="For every loss; without it, what suits the data set.")
+        float | None, typer.Option(help="The same for every loss; without it, what suits the data set.")
     ] = None,
     label_column: Annotated[str | None, LABEL_COLUMN] = None,
     test: Annotated[
@@ -124,34 +124,34 @@ def compare(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for rows, table and figure; without it output/compare for digits, output/compare-NAME for "
-            "other data."
+            help="Folder for rows, table and figure; without it, output/compare for digits, and output/compare-NAME "
+            "for other data."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of the table.")] = False,
 ) -> None:
-    """Train a network with several losses on noisy labels; show which predicts best.
+    """Train a network with several losses on noisy labels, and show which predicts best.
 
-    On your own table (--dataset FILE.csv) the labels are used as they are.
-    If they are noisy, so are those of the rows that are set aside to test on,
-    and accuracy is bounded by the share of correct ones: if you have a file
-    with clean labels, name it with --test. In registered data sets, labels to
-    train and validate on are made wrong at random (--noise); the test labels
-    are clean.
+    In your own table (--dataset FILE.csv) the labels are used as they are. If
+    they are noisy, the labels of the rows set aside for testing are noisy too,
+    and accuracy is limited by the share of correct ones. If you have a file
+    with clean labels, pass it with --test. In the built-in data sets, training
+    and validation labels are made wrong at random (--noise), and the test
+    labels are clean.
 
     Losses need different learning rates. So each loss tries the same few rates
-    (with two seeds) and keeps the best on validation labels, which are as noisy
-    as the training labels, at the last and the best epoch together. Every loss
-    has the same number of trials; none sees a test label. Then each trains with
-    as many other seeds as --seeds says.
+    with two seeds, and keeps the best one on validation labels, at the last and
+    the best epoch together. These labels are as noisy as the training labels.
+    Every loss has the same number of trials, and none sees a test label. Then
+    each loss trains with --seeds other seeds.
 
-    The table shows the accuracy after the last epoch and at the chosen epoch,
-    the best on validation labels. An exclamation mark means that a run did not
+    The table shows the accuracy at the last epoch and at the chosen epoch, the
+    best on validation labels. An exclamation mark means that a run did not
     learn, or never predicts one of the classes.
 
-    Writes compare.jsonl (one row per run), curves.jsonl (its metrics by
-    epoch), compare.md, compare.csv, compare.png, and the trials to the folder
-    search. If it is stopped, the same command continues; finished runs are kept.
+    Writes compare.jsonl (one row per run), curves.jsonl (metrics by epoch),
+    compare.md, compare.csv, compare.png, and the trials in the folder search.
+    If it is stopped, the same command continues; finished runs are kept.
     """
     try:
         from rich.console import Console
@@ -195,22 +195,22 @@ def compare(
 def tune(
     dataset: Annotated[str, DATASET] = "digits",
     loss: Annotated[str, typer.Option(help="bi-tempered, or logistic (cross-entropy).")] = "bi-tempered",
-    trials: Annotated[int, typer.Option(help="Settings to try, those of earlier and other processes included.")] = 50,
+    trials: Annotated[int, typer.Option(help="Settings to try, including those of earlier and other processes.")] = 50,
     noise: Annotated[
         float | None,
         typer.Option(
-            help="Fraction of labels to make wrong. Without it, none in a table of your own, and 0.4 in other data."
+            help="Fraction of labels to make wrong; without it, none in a table of your own, and 0.4 in other data."
         ),
     ] = None,
     noise_model: Annotated[str, NOISE_MODEL] = "symmetric",
     clean: Annotated[
         str | None,
         typer.Option(
-            help="Score trials on a few clean labels instead of the noisy validation labels: a number of rows, or for "
-            "a table of your own a second one with the same columns."
+            help="Score trials on a few clean labels instead of the noisy validation labels. Give a number of rows or, "
+            "for a table of your own, a second table with the same columns."
         ),
     ] = None,
-    network: Annotated[str | None, typer.Option(help="As for compare; without it, what suits the data set.")] = None,
+    network: Annotated[str | None, typer.Option(help="As in compare; without it, one that suits the data set.")] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each trial; its score is their mean.")] = 1,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the training rows; without it, what suits the data set.")
@@ -220,25 +220,26 @@ def tune(
     device: Annotated[str | None, DEVICE] = None,
     storage: Annotated[
         str | None,
-        typer.Option(help="A file for SQLite or a URL of Optuna for the study; without it, study.db in the folder."),
+        typer.Option(help="Where to keep the study: a SQLite file or an Optuna URL; without it, study.db in --out."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the study and the pages; without it output/tune-NAME.")
+        Path | None, typer.Option(help="Folder for the study and the pages; without it, output/tune-NAME.")
     ] = None,
 ) -> None:
-    """Search temperatures, schedule, learning rate, weight decay and label smoothing together, by Optuna.
+    """Search temperatures, schedule, learning rate, weight decay and label smoothing together, with Optuna.
 
     A trial trains the network once (or --seeds times). Its score is the accuracy
-    on validation labels, which are as noisy as the training labels, at the last
-    and the best epoch together; test labels are not looked at. With --clean it
-    is the accuracy on a few clean labels. Hopeless trials are pruned. The search
-    begins with the first leg of the default recipe and with cross-entropy.
+    on validation labels, at the last and the best epoch together. These labels
+    are as noisy as the training labels. With --clean, the score is the accuracy
+    on a few clean labels. Test labels are not used. Hopeless trials are pruned.
+    The search begins with the first leg of the default schedule and with
+    cross-entropy.
 
-    The study is kept in a SQLite file: if it is stopped or killed, the same
-    command goes on, and any number of processes that run the same command
-    share the trials.
+    The study is kept in a SQLite file. If it is stopped or killed, the same
+    command continues. Any number of processes that run the same command share
+    the trials.
 
-    Prints the best recipe as a command, which tests it, and as Python. Writes
+    Prints the best recipe as Python, and as a command that tests it. Writes
     tune.md, tune.csv (the trials), importance.png and contour.png.
     """
     try:
@@ -292,8 +293,8 @@ class Reproduce(typer.core.TyperCommand):
 
 @app.command(
     cls=Reproduce,
-    help="Reproduce the paper's figures and tables, and our own comparisons.\n\nAfter the name of one, --help says "
-    f"which options it takes.\n\n{ABOUT}",
+    help="Reproduce the paper's figures and tables, and our own comparisons.\n\nAdd --help after the name of one to "
+    f"see which options it takes.\n\n{ABOUT}",
 )
 def reproduce(
     context: typer.Context,
@@ -302,12 +303,12 @@ def reproduce(
     network: Annotated[
         str | None,
         typer.Option(
-            help="For cifar100 in table1 and figure3: resnet56 or resnet56-wide, 4 times as wide; for table2: resnet18 "
-            "or resnet50. The first is the default."
+            help="For cifar100 in table1 and figure3, resnet56 or resnet56-wide (4 times as wide); for table2, "
+            "resnet18 or resnet50. The first is the default."
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="For a laptop: a small table, which shows no effect; figure2 with one seed.")
+        bool, typer.Option("--quick", help="For a laptop: a small table that shows no effect; figure2 with one seed.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
     seeds: Annotated[
@@ -362,17 +363,17 @@ def report(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="A folder of rows, by its path or its name in results or output, such as table1-mnist; or one of "
-            f"{', '.join(recipes.ROWS)}, for every folder in them that has its rows."
+            help="A folder of rows, given by its path or by its name in results or output, such as table1-mnist; or "
+            f"one of {', '.join(recipes.ROWS)}, to render every folder there with such rows."
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to, a subfolder for each; without it, beside the rows.")
+        Path | None, typer.Option(help="Folder to write to, with a subfolder for each; without it, beside the rows.")
     ] = None,
 ) -> None:
     """Render tables and figures again from the rows of earlier runs, without training or data.
 
-    Without an argument, render every folder in results and output. Prints the first table of each.
+    Without an argument, every folder in results and output is rendered. Prints the first table of each.
     """
     try:
         from bitempered.experiments import report as reports
@@ -408,18 +409,18 @@ def bench(
         str | None, typer.Option(help="What to measure: cpu or cuda. Without it, cuda if there is one.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few tiny cases: it shows that everything runs, not how fast.")
+        bool, typer.Option("--quick", help="A few tiny cases, to see that everything runs, not how fast.")
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for rows, tables and figure; without it output/bench, or with --quick output/bench-quick."
+            help="Folder for rows, tables and figure; without it, output/bench, or output/bench-quick with --quick."
         ),
     ] = None,
 ) -> None:
-    """Time the loss beside cross-entropy and other implementations; takes minutes on an idle machine.
+    """Time the loss against cross-entropy and other implementations (minutes on an idle machine).
 
-    Writes cpu.jsonl, cpu.md and cpu.png, or gpu.*, case by case. Liger-Kernel and entmax take part if installed.
+    Writes cpu.jsonl, cpu.md and cpu.png, or gpu.*, case by case. Liger-Kernel and entmax are timed if installed.
     """
     try:
         from bitempered.experiments.bench import run
@@ -447,7 +448,7 @@ def audit(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="The path of a .csv or .parquet file; or digits, mnist, fashion-mnist, cifar100 (an unknown name "
+            help="The path of a .csv or .parquet file, or digits, mnist, fashion-mnist, cifar100 (an unknown name "
             "lists all)."
         ),
     ],
@@ -455,12 +456,12 @@ def audit(
     score: Annotated[
         str,
         typer.Option(
-            help="posterior (knows which mistakes are common), margin (between the label and the likeliest other "
-            "class) or confidence (in the label)."
+            help="How labels are ranked: posterior (knows which mistakes are common), margin (between the label and "
+            "the likeliest other class) or confidence (in the label)."
         ),
     ] = "posterior",
     repeats: Annotated[
-        int, typer.Option(help="Times to fit all folds; their mean ranks a little better than one.")
+        int, typer.Option(help="How often to fit all folds; the mean of several ranks a little better.")
     ] = 1,
     data_dir: Annotated[Path | None, DATA_DIR] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to; without it, output/audit-NAME.")] = None,
@@ -471,9 +472,9 @@ def audit(
     and judge the labels of the other fifth. In a table, every column except
     the label must hold numbers.
 
-    Writes audit.csv, all labels from the worst on, with the label suggested;
-    audit.html, a page with the worst cases, images as pictures; and for a
-    table cleaned.csv, the same table with the suggested labels, which
+    Writes audit.csv, with all labels sorted from the worst on and a suggestion
+    for each; audit.html, a page with the worst cases, images as pictures; and
+    for a table cleaned.csv, the same table with the suggested labels, which
     bitempered compare --dataset takes. Nothing is changed in place.
     """
     try:
@@ -505,7 +506,7 @@ def playground(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free one.", min=0, max=65535)] = 8421,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address without opening it.")] = False,
 ) -> None:
-    """Open a page where a logistic and a bi-tempered net train side by side on noisy labels."""
+    """Open a page where a logistic and a bi-tempered network train side by side on noisy labels."""
     try:
         from bitempered.playground.server import serve
     except ModuleNotFoundError as missing:
