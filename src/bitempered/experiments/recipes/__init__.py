@@ -29,7 +29,7 @@ class RecipeEntry:
 
 ALL = frozenset({"quick", "resume", "seeds", "data_dir", "device", "network"})
 PROTOCOL = frozenset({"resume", "seeds", "data_dir"})
-PROTOCOL_ABOUT = "as papers on noisy labels compare them; needs a GPU, an hour of an H200 or less."
+PROTOCOL_ABOUT = "as papers on noisy labels compare them; needs a GPU, hours of it for A."
 RECIPES = {
     "compare": RecipeEntry("compare", "compare"),
     "figure1": RecipeEntry(
@@ -41,17 +41,17 @@ RECIPES = {
     ),
     "defaults": RecipeEntry(
         "defaults", "defaults",
-        "the default temperatures against cross-entropy on digits and MNIST, SGD and Adam; about an hour on a CPU.",
+        "the default schedule against cross-entropy on digits and MNIST, SGD and Adam; about an hour on a CPU.",
         frozenset({"quick", "resume", "seeds", "data_dir", "device"}),
     ),
     "convnet": RecipeEntry(
         "convnet", "convnet",
-        "the default temperatures on Fashion-MNIST with a net that has batch normalisation; two hours on a CPU core.",
+        "the default schedule on Fashion-MNIST, with a net that has batch normalisation; hours on a CPU.",
         frozenset({"quick", "resume", "seeds", "data_dir", "device"}),
     ),
     "other-noise": RecipeEntry(
         "other_noise", "other-noise",
-        "the default temperatures under noise that is not symmetric, on digits, MNIST and two small tables; an "
+        "the default schedule under noise that is not symmetric, on digits, MNIST and two small tables; an "
         "hour on a CPU.",
         frozenset({"quick", "resume", "seeds", "data_dir"}),
     ),
@@ -83,7 +83,7 @@ RECIPES = {
     ),
     "protocol-hardt-ma": RecipeEntry(
         "hardt_ma", "protocol-hardt-ma",
-        "both losses on CIFAR-100 with the net and training that the paper names; needs a GPU for hours.", PROTOCOL,
+        "both losses on CIFAR-100 with the net and training that the paper names; needs a GPU, an hour of an H200.", PROTOCOL,
     ),
     "cpu": RecipeEntry("bench", "cpu"),
     "gpu": RecipeEntry("bench", "gpu"),
