@@ -48,10 +48,9 @@ class Checkpoint:
         return runs
 
     def save(self, state: dict[str, Any]) -> None:
-        """Save tensors, numbers, text, and lists and dictionaries of them. In a team, the first process saves."""
-        if not current().first and current().together:
-            return
-        write_atomically(self.path, pack({"identity": self.identity, **state}))
+        """Save tensors, numbers, text, and lists and dictionaries of them. Only a process that `writes` does so."""
+        if current().writes:
+            write_atomically(self.path, pack({"identity": self.identity, **state}))
 
     def load(self, restore: Callable[[dict[str, Any]], None], device: torch.device) -> None:
         """Pass what was saved to `restore`, if there is a file; an exception from it means that the file is damaged."""

@@ -100,7 +100,6 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: P
     the first one keeps the folder.
     """
     team = current()
-    keeper = team.first or not team.together
     rows_file, curves_file = folder / f"{name}.jsonl", folder / "curves.jsonl"
     maker = provenance(device)  # taken now: the source tree may change while this process trains
     done: dict[int, list[Row]] = {}
@@ -132,11 +131,11 @@ def make(jobs: Sequence[Callable[[], Job]], folder: Path, name: str, progress: P
                     if find(drawn, run) is None
                 ]
                 made = [{**run, **maker, **result, "date": today()} for run, result in zip(runs, results, strict=True)]
-                if keeper:
+                if team.writes:
                     append_rows(curves_file, new)
                     append_rows(rows_file, made)
                 kept += made
-            if held and keeper:
+            if held and team.writes:
                 # A process that is killed after writing its rows leaves a checkpoint, named after the runs it made.
                 for path in ours.union(path for path in job.others(folder, ours) if is_finished(path, kept)):
                     path.unlink(missing_ok=True)

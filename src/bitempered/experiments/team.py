@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Lost", "Team", "current", "join"]
+__all__ = ["Lost", "Team", "current", "join", "neighbours"]
 
 TIMEOUT = "BITEMPERED_TIMEOUT"  # in the environment: seconds to wait for another process
 T = TypeVar("T")
@@ -40,6 +40,11 @@ class Team:
     def first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes what its job makes: the first does if they train together, else each does."""
+        return self.first or not self.together
+
     def part(self, items: list[T]) -> list[T]:
         """The items of this process: consecutive ones, so that the parts in the order of ranks make up all items."""
         if not self.together:
@@ -49,12 +54,12 @@ class Team:
     def add(self, x: Tensor) -> Tensor:
         """The sum of the tensors of all processes, in place."""
         if self.together and self.size > 1:
-            with losing(self):
+            with raising_lost(self):
                 dist.all_reduce(x)
         return x
 
     def share(self, make: Callable[[], T]) -> T:
-        """What `make` returns in the first process, which alone calls it, or the exception that it raises there."""
+        """Call `make` in the first process only; return its result, or raise its exception, in every process."""
         if not self.together or self.size == 1:
             return make()
         made: list[object] = [None, None]
@@ -63,7 +68,7 @@ class Team:
                 made = [make(), None]
             except Exception as error:
                 made = [None, error]
-        with losing(self):
+        with raising_lost(self):
             dist.broadcast_object_list(made, device=torch.device("cuda") if dist.get_backend() == "nccl" else None)
         if isinstance(made[1], Exception):
             raise made[1]
@@ -71,7 +76,8 @@ class Team:
 
 
 @contextmanager
-def losing(team: Team) -> Iterator[None]:
+def raising_lost(team: Team) -> Iterator[None]:
+    """Raise `Lost` for any error of torch.distributed."""
     try:
         yield
     except RuntimeError as error:
@@ -101,7 +107,7 @@ def join(device: str, *, together: bool) -> Iterator[Team]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if together:
         seconds = timedelta(seconds=float(os.environ.get(TIMEOUT, "1800")))
-        with losing(team):
+        with raising_lost(team):
             dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=seconds)
     _current = team
     try:
