@@ -153,15 +153,13 @@ def compare(
     compare.md, compare.csv, compare.png, and the trials in the folder search.
     If it is stopped, the same command continues; finished runs are kept.
     """
-    try:
+    with packages("experiments"):
         from rich.console import Console
 
         from bitempered.experiments import cells, compare_report, report
         from bitempered.experiments.recipes import compare as recipe
-    except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS['experiments']}", 1)
 
-    try:
+    with valid_request():
         contenders = tuple(recipe.Contender.parse(loss) for loss in losses.split(","))
         request = recipe.request(
             dataset, contenders, levels=None if noise is None else numbers("noise", noise), seeds=seeds, epochs=epochs,
@@ -169,8 +167,6 @@ def compare(
             label_column=label_column, network=network, test_file=None if test is None else str(test),
             data_dir=data_dir, weight_decay=weight_decay,
         )  # fmt: skip
-    except ValueError as error:
-        fail(str(error), 2)
     device = choose_device(device)
     out = out or OUTPUT / ("compare" if dataset == "digits" else f"compare-{Path(dataset).stem}")
 
@@ -242,19 +238,15 @@ def tune(
     Prints the best recipe as Python, and as a command that tests it. Writes
     tune.md, tune.csv (the trials), importance.png and contour.png.
     """
-    try:
+    with packages("tune"):
         from bitempered.experiments import report, tune_report
         from bitempered.experiments.recipes import tune as recipe
-    except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS['tune']}", 1)
 
-    try:
+    with valid_request():
         request = recipe.request(
             dataset, loss, noise=noise, trials=trials, seeds=seeds, epochs=epochs, noise_model=noise_model,
             label_column=label_column, network=network, clean=clean, data_dir=data_dir,
         )  # fmt: skip
-    except ValueError as error:
-        fail(str(error), 2)
     device = choose_device(device)
     out = out or OUTPUT / f"tune-{Path(dataset).stem}"
     with clear_errors(out, "the finished trials are kept: run the same command to continue"):
@@ -329,7 +321,7 @@ def reproduce(
         fail(f"{what} has no {in_words(useless)}; it takes: {in_words(takes | {'out'})}", 2)
     if seeds is not None and seeds < 1:
         fail(f"seeds must be at least 1, got {seeds}", 2)
-    try:
+    with packages("experiments"), valid_request():
         from rich.console import Console
 
         from bitempered.experiments.team import join
@@ -338,10 +330,6 @@ def reproduce(
             choose_device(device), dataset=dataset, network=network, quick=quick, seeds=seeds, data_dir=data_dir
         )
         plan = recipes.plan(what, options)
-    except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS['experiments']}", 1)
-    except ValueError as error:
-        fail(str(error), 2)
     out = out or OUTPUT / plan.name
     after_ctrl_c = "run the same command with --resume to continue" if "resume" in takes else "nothing was written"
     with clear_errors(out, after_ctrl_c), join(options.device, together=plan.together) as team:
@@ -375,11 +363,9 @@ def report(
 
     Without an argument, every folder in results and output is rendered. Prints the first table of each.
     """
-    try:
+    with packages("experiments"):
         from bitempered.experiments import report as reports
         from bitempered.experiments import runs  # noqa: F401  (for torch, which every recipe needs)
-    except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS['experiments']}", 1)
 
     roots = (Path("results"), OUTPUT)
     chosen = [folder for root in roots for folder in recipes.folders(root)]
@@ -422,12 +408,10 @@ def bench(
 
     Writes cpu.jsonl, cpu.md and cpu.png, or gpu.*, case by case. Liger-Kernel and entmax are timed if installed.
     """
-    try:
+    with packages("experiments"):
         from bitempered.experiments.bench import run
         from bitempered.experiments.recipes import bench as recipe
         from bitempered.experiments.report import first_table
-    except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS['experiments']}", 1)
 
     device = choose_device(device)
     suite = recipe.quick(recipe.SUITES[device]) if quick else recipe.SUITES[device]
@@ -477,15 +461,11 @@ def audit(
     for a table cleaned.csv, the same table with the suggested labels, which
     bitempered compare --dataset takes. Nothing is changed in place.
     """
-    try:
+    with packages("experiments"):
         from bitempered.experiments import audits, report
-    except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS['experiments']}", 1)
 
-    try:
+    with valid_request():
         audits.check_request(dataset, score, repeats, label_column)
-    except ValueError as error:
-        fail(str(error), 2)
     out = out or OUTPUT / f"audit-{Path(dataset).stem}"
     column = label_column or audits.LABEL_COLUMN
     with clear_errors(out, "nothing was written"):
@@ -507,10 +487,8 @@ def playground(
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address without opening it.")] = False,
 ) -> None:
     """Open a page where a logistic and a bi-tempered network train side by side on noisy labels."""
-    try:
+    with packages("playground"):
         from bitempered.playground.server import serve
-    except ModuleNotFoundError as missing:
-        fail(f"{missing}; {NEEDS['playground']}", 1)
     try:
         serve(host, port, browser=not no_browser)
     except OSError as error:
@@ -540,6 +518,24 @@ def choose_device(device: str | None) -> str:
 
 
 @contextmanager
+def packages(extra: str) -> Iterator[None]:
+    """Stop with one line if a package is missing, which names what this command needs."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        fail(f"{missing}; {NEEDS[extra]}", 1)
+
+
+@contextmanager
+def valid_request() -> Iterator[None]:
+    """Stop with one line if the options do not make sense."""
+    try:
+        yield
+    except ValueError as error:
+        fail(str(error), 2)
+
+
+@contextmanager
 def clear_errors(out: Path, after_ctrl_c: str = "run the same command to continue") -> Iterator[None]:
     """Print one line for any error with a folder of results, and `after_ctrl_c` on Ctrl-C."""
     from bitempered.experiments.checkpoints import BadCheckpoint
@@ -558,9 +554,7 @@ def clear_errors(out: Path, after_ctrl_c: str = "run the same command to continu
         fail(f"cannot use the folder {out}: {error}", 1)
     except ModuleNotFoundError as missing:
         fail(f"{missing}; {NEEDS['experiments']}", 1)
-    except ImportError as error:  # of torchvision, which says what to install
-        fail(str(error), 1)
-    except (BadRows, DataError, BadCheckpoint) as error:
+    except (BadRows, DataError, BadCheckpoint, ImportError) as error:  # that of torchvision says what to install
         fail(str(error), 1)
     except Lost as error:
         fail(f"{error}; {after_ctrl_c}, on any number of processes ({out})", 1)
