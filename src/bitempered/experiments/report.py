@@ -70,9 +70,9 @@ def grid(head: list[str], lines: list[list[str]], align: str | list[str] = "---:
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *lines])
 
 
-def rich_table(title: str, head: list[str], lines: list[list[str]], caption: str | None = None) -> Table:
+def rich_table(title: str, head: list[str], lines: list[list[str]]) -> Table:
     """Return the same table for a terminal."""
-    table = Table(title=title, caption=caption, caption_justify="left")
+    table = Table(title=title)
     for name in head:
         table.add_column(name, justify="right")
     for line in lines:
