@@ -77,7 +77,7 @@ class Comparison:
     dataset: str
     training: Training
     cells: tuple[Cell, ...]
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seeds: tuple[int, ...]
     noise_model: str = "symmetric"
     label_column: str = LABEL_COLUMN
     rows: int | None = None  # use only this many of each part, the first ones

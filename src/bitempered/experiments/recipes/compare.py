@@ -63,15 +63,16 @@ class CompareRequest:
     contenders: tuple[Contender, ...]
     levels: tuple[float, ...]
     rates: tuple[float, ...]  # to search for every loss without a rate of its own
-    data_dir: Path | None = None
+    data_dir: Path | None
 
-    def entries(self, classes: int, epochs: int) -> dict[tuple[Loss, tuple[float, ...]], None]:
+    def entries(self, classes: int, epochs: int) -> list[tuple[Loss, tuple[float, ...]]]:
         """Return the losses with their rates to choose from, without repeats."""
         default = default_recipe(classes, epochs)
-        return dict.fromkeys(
+        entries = (
             (contender.loss or default, self.rates if contender.rate is None else (contender.rate,))
             for contender in self.contenders
         )
+        return list(dict.fromkeys(entries))
 
 
 def request(

@@ -40,8 +40,8 @@ class TuneRequest:
     """What to search; the comparison's only cell has the noise level, its loss and rate are open."""
 
     comparison: Comparison
-    loss: str = "bi-tempered"
-    trials: int = TRIALS
+    loss: str
+    trials: int
     clean_file: str | None = None  # a table with clean labels to validate on; it takes the place of test rows
     data_dir: Path | None = None
 
