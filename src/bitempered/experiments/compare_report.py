@@ -139,7 +139,8 @@ def notes(comparison: Comparison, rows: list[Row], tried: list[Row]) -> list[str
     """Return what a reader must know, a line each: what went wrong, labels, epochs, rates, and the default recipe."""
     return [
         *problem_notes(comparison, rows),
-        *label_notes(comparison),
+        label_note(comparison),
+        *model_notes(comparison),
         f"{comparison.training.epochs} epochs. Chosen epoch: the best on validation labels, which are as noisy as the "
         "training labels.",
         *rate_notes(comparison, tried),
@@ -148,25 +149,24 @@ def notes(comparison: Comparison, rows: list[Row], tried: list[Row]) -> list[str
     ]
 
 
-def label_notes(comparison: Comparison) -> list[str]:
+def label_note(comparison: Comparison) -> str:
+    """Say which labels are wrong, and which are clean."""
     if not is_table(comparison.dataset):
-        kind = {"human": "The labels to train and validate on are those that people gave"}.get(
-            comparison.noise_model, f"The noise ({comparison.noise_model}) is in the labels to train and validate on"
-        )
-        return [f"{kind}; the test labels are clean.", *model_notes(comparison)]
-    added = [level for level in levels(comparison) if level]
+        if comparison.noise_model == "human":
+            return "The labels to train and validate on are those that people gave; the test labels are clean."
+        noise = f"The noise ({comparison.noise_model}) is in the labels to train and validate on"
+        return f"{noise}; the test labels are clean."
     noise = "Labels are used as given; no noise is added."
-    if added:
+    if any(levels(comparison)):
         noise = f"Noise ({comparison.noise_model}) is added to the labels to train and validate on."
     if comparison.test_file is not None:
         test = Path(comparison.test_file).name
-        return [f"{noise} The test labels are those of {test}, taken to be clean.", *model_notes(comparison)]
-    return [
+        return f"{noise} The test labels are those of {test}, taken to be clean."
+    return (
         f"{noise} The test rows are a fifth of the same table, with its labels. If some of those are wrong, accuracy "
         "is bounded: with 40% wrong, even a perfect model scores about 60%. --test FILE names a table with clean "
-        "labels.",
-        *model_notes(comparison),
-    ]
+        "labels."
+    )
 
 
 def model_notes(comparison: Comparison) -> list[str]:
