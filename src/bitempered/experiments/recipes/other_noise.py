@@ -248,22 +248,21 @@ t2 = 1.2.
 
 def figure(rows: list[Row], folder: Path) -> Figure:
     """Draw accuracy by epoch at each highest noise level: a line of panels for each data set."""
-    colours = {loss: LOSSES[loss].colour for loss in ("logistic", "gce", "bi-tempered")}
     panels = grouped(rows, "dataset", "noise_model")
     datasets = list(dict.fromkeys(dataset for dataset, _ in panels))
     canvas = Figure(figsize=(11, 3.1 * len(datasets) + 0.5), dpi=110, layout="constrained")
     grid_of_axes = canvas.subplots(len(datasets), len(MODELS), squeeze=False)
     for (dataset, model), here in panels.items():
         axes, level = grid_of_axes[datasets.index(dataset), MODELS.index(model)], max(row["noise"] for row in here)
-        for loss, colour in colours.items():
+        for loss, name in NAMES.items():
             shown = [row for row in here if (row["loss"], row["noise"]) == (loss, level)]
             curves = [curve["test"] for curve in curves_of(folder, shown)]
-            report.draw_curves(axes, curves, (colour, "-"), NAMES[loss])
+            report.draw_curves(axes, curves, (LOSSES[loss].colour, "-"), name)
         axes.set_title(f"{dataset}, {model} {level:.0%}", fontsize="medium")
         axes.grid(alpha=0.3)
         axes.set_xlabel("epoch")
     for first in grid_of_axes[:, 0]:
         first.set_ylabel("accuracy on clean test labels (%)", fontsize="small")
-    canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(colours), frameon=False)
+    canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(NAMES), frameon=False)
     canvas.suptitle("The highest noise levels: mean, and in bands ±1 standard deviation", fontsize="medium")
     return canvas
