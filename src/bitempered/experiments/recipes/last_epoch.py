@@ -17,7 +17,7 @@ from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.plans import Options, Plan
 from bitempered.experiments.recipes.shared import SEARCH_SEED, best, nearest
-from bitempered.experiments.recipes.table1 import LEVELS, TABLE1
+from bitempered.experiments.recipes.table1 import LEVELS, PANELS, TABLE1, paper_line
 from bitempered.experiments.report import (
     MOMENTS,
     Pages,
@@ -136,11 +136,8 @@ def lines(by_contender: dict[str, list[Row]]) -> list[list[str]]:
         for name, rows in by_contender.items()
         for at, moment in MOMENTS.items()
     ]
-    for name, paper in TABLE1["mnist"].paper.items():
-        printed = dict(zip(LEVELS, paper, strict=True))
-        temperatures = " (0.5, 4)" if name == "bi-tempered" else ""
-        table_lines.append([f"{name}{temperatures}, paper", *(f"{printed[level]:.2f}" for level in levels)])
-    return table_lines
+    recipe = TABLE1["mnist"]
+    return table_lines + [paper_line(recipe, name, levels) for name in recipe.paper]
 
 
 def title(rows: list[Row]) -> str:
@@ -181,7 +178,7 @@ The last epoch of all settings that were tried, worst to best on clean test labe
 is not searched:
 
 {ranges(tried)}
-{besides_contenders(tried)}
+{other_schedules(tried)}
 {made_by(first)}.
 
 ![]({name}.png)
@@ -204,8 +201,8 @@ def ranges(tried: list[Row]) -> str:
     return grid(head(tuple(levels)), lines, ["---", *["---:"] * len(levels)])
 
 
-def besides_contenders(tried: list[Row]) -> str:
-    """Say which other temperatures were tried, and how they ended; nothing if there were none."""
+def other_schedules(tried: list[Row]) -> str:
+    """Say where the schedules of earlier contenders ended, and what they reached; nothing if there are none."""
     extra = [row for row in tried if of(row) not in settings()]
     if not extra:
         return ""
@@ -224,11 +221,10 @@ def of(row: Row) -> tuple[Loss, float]:
 def figure(by_contender: dict[str, list[Row]], folder: Path) -> Figure:
     """Draw accuracy by epoch, as the paper's figure 3: true and noisy training labels, test labels."""
     levels = [level for level in SHOWN if any(row["noise"] == level for rows in by_contender.values() for row in rows)]
-    columns = (("clean", "training set, true labels"), ("noisy", "training set, noisy labels"), ("test", "test set"))
     canvas = Figure(figsize=(11, 3.3 * len(levels)), dpi=130, layout="constrained")
-    panels = canvas.subplots(len(levels), 3, sharex=True, squeeze=False)
+    panels = canvas.subplots(len(levels), len(PANELS), sharex=True, squeeze=False)
     for axes_row, level in zip(panels, levels, strict=True):
-        for axes, (column, label) in zip(axes_row, columns, strict=True):
+        for axes, (column, label) in zip(axes_row, PANELS, strict=True):
             for name, rows in by_contender.items():
                 curves = curves_of(folder, [row for row in rows if row["noise"] == level])
                 draw_curves(axes, [curve[column] for curve in curves], LOOKS[name], name)

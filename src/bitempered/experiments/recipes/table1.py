@@ -43,6 +43,7 @@ __all__ = ["TABLE1", "Table1", "choose", "draw_figure3", "markdown", "plan", "re
 Settings = tuple[tuple[Loss, float], ...]  # losses with their learning rates
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 SPREAD = "mean ± sample standard deviation of {} seeds"
+PANELS = (("clean", "training set, true labels"), ("noisy", "training set, noisy labels"), ("test", "test set"))
 
 
 @dataclass(frozen=True)
@@ -297,10 +298,15 @@ def lines(recipe: Table1, rows: list[Row]) -> list[list[str]]:
             entries = (spread([row[column] for row in group if row["noise"] == level], 2) for level in recipe.levels)
             table_lines.append([f"{name}, {moment}", *entries])
         if name in recipe.paper:
-            temperatures = f" {recipe.temperatures}" if name == "bi-tempered" else ""
-            paper = dict(zip(LEVELS, recipe.paper[name], strict=True))
-            table_lines.append([f"{name}{temperatures}, paper", *(f"{paper[level]:.2f}" for level in recipe.levels)])
+            table_lines.append(paper_line(recipe, name, recipe.levels))
     return table_lines
+
+
+def paper_line(recipe: Table1, name: str, levels: Iterable[float]) -> list[str]:
+    """Return the paper's accuracies of a loss at these levels."""
+    temperatures = f" {recipe.temperatures}" if name == "bi-tempered" else ""
+    paper = dict(zip(LEVELS, recipe.paper[name], strict=True))
+    return [f"{name}{temperatures}, paper", *(f"{paper[level]:.2f}" for level in levels)]
 
 
 def names(recipe: Table1) -> list[str]:
@@ -367,13 +373,12 @@ classes. {searched}
 def draw_figure3(recipe: Table1, curves: list[Row]) -> Figure:
     """Draw accuracy by epoch on clean and noisy training labels and on the test set; bands are the range of seeds."""
     figure = Figure(figsize=(11, 6.4), dpi=130, layout="constrained")
-    columns = (("clean", "training set, true labels"), ("noisy", "training set, noisy labels"), ("test", "test set"))
-    panels = figure.subplots(2, 3, sharex=True, sharey="col")
+    panels = figure.subplots(2, len(PANELS), sharex=True, sharey="col")
     extras = extra(recipe, curves)
     shown = [row for row in curves if Cell.of(row) not in extras]
     losses, colours = list(recipe.searched), [f"C{i}" for i in range(len(recipe.levels))]
     for axes_row, loss in zip(panels, losses, strict=True):
-        for axes, (column, title) in zip(axes_row, columns, strict=True):
+        for axes, (column, title) in zip(axes_row, PANELS, strict=True):
             for level, colour in zip(recipe.levels, colours, strict=True):
                 by_seed = [row[column] for row in shown if (row["loss"], row["noise"]) == (loss, level)]
                 values = [[100 * value for value in epoch] for epoch in zip(*by_seed, strict=True)]
