@@ -34,6 +34,7 @@ __all__ = [
 
 Weights = dict[str, Tensor]
 Drop = Callable[[Tensor, float], Tensor]  # drops hidden units at a rate, in training only
+PATCH = 32  # numbers that `patches` returns for each pixel
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def _dense(name: str, rows: int, columns: int, generator: torch.Generator) -> We
 def _first_filter(taps: int, inputs: int, outputs: int, bound: float | None, generator: torch.Generator) -> Tensor:
     """A filter and its bias for `patches`: uniform within `bound`, or He's normal with no bias; 0 where patches are."""
     size = taps * taps * inputs
-    weight = torch.zeros(32, outputs)
+    weight = torch.zeros(PATCH, outputs)
     if bound is None:
         weight[:size] = (2 / size) ** 0.5 * torch.randn(size, outputs, generator=generator)
     else:
@@ -179,14 +180,14 @@ def _linear(weights: Weights, name: str, x: Tensor) -> Tensor:
 
 
 def patches(x: Tensor, taps: int) -> Tensor:
-    """Return what a filter sees at each pixel of images `(n, h, w, c)`, a one for its bias, and zeros, `(n, h, w, 32)`.
+    """Return what a filter sees at each pixel of images `(n, h, w, c)`, a one for its bias, and zeros: PATCH numbers.
 
     Members share the images: the first convolution is a product with these patches, which are made once for all.
     """
     n, height, width, channels = x.shape
     padded = functional.pad(x, (0, 0, taps // 2, taps // 2, taps // 2, taps // 2))
     seen = [padded[:, y : y + height, z : z + width] for y in range(taps) for z in range(taps)]
-    rest = 32 - taps * taps * channels - 1
+    rest = PATCH - taps * taps * channels - 1
     return torch.cat([*seen, x.new_ones(n, height, width, 1), x.new_zeros(n, height, width, rest)], dim=3)
 
 
