@@ -195,6 +195,8 @@ def _cpu_cannot(logits: Tensor, target: Tensor | None, temperatures: tuple[Any, 
     for x in (logits, target):
         if x is not None and x.dtype not in cpu.DTYPES and x.is_floating_point():
             return f"it takes float16, bfloat16, float32 and float64, got {x.dtype}"
-    if logits.dim() > cpu.DIMENSIONS if binary else logits.numel() >= 2**31 and max(logits.shape) >= 2**31:
-        return f"it takes {cpu.DIMENSIONS} dimensions and 2^31 - 1 classes at most, got shape {tuple(logits.shape)}"
+    if binary and logits.dim() > cpu.DIMENSIONS:
+        return f"it takes at most {cpu.DIMENSIONS} dimensions, got shape {tuple(logits.shape)}"
+    if not binary and logits.numel() >= 2**31 and max(logits.shape) >= 2**31:
+        return f"it takes at most 2^31 - 1 classes, got shape {tuple(logits.shape)}"
     return None
