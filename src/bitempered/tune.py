@@ -250,18 +250,24 @@ def _stored(optuna: Any, storage: str | Path | None) -> tuple[Callable[[], Any] 
     """Return what opens a storage, and the lock under which a process takes a trial."""
     if storage is None:
         return None, nullcontext
-    url = str(storage) if "://" in str(storage) else f"sqlite:///{storage}"
-    if url.startswith("postgresql"):
-        return (lambda: optuna.storages.RDBStorage(url)), _lock_of_server(url)
-    if not url.startswith("sqlite"):
-        return (lambda: optuna.storages.RDBStorage(url)), nullcontext
     from sqlalchemy.engine import make_url
 
-    file = make_url(url).database
-    if file in (None, "", ":memory:"):
-        return (lambda: optuna.storages.RDBStorage(url)), nullcontext
-    # Optuna reads a trial's state and writes it in two steps, between which another process may write to SQLite.
-    path = Path(f"{file}.lock")
+    url = str(storage) if "://" in str(storage) else f"sqlite:///{storage}"
+    lock: Callable[[], Any] = nullcontext
+    options: dict[str, Any] = {}
+    if url.startswith("postgresql"):
+        lock = _lock_of_server(url)
+    elif url.startswith("sqlite") and (database := make_url(url).database) not in (None, "", ":memory:"):
+        lock = _lock_of_file(Path(f"{database}.lock"))
+        options = {"connect_args": {"timeout": BUSY_SECONDS}}
+    return (lambda: optuna.storages.RDBStorage(url, engine_kwargs=options)), lock
+
+
+def _lock_of_file(path: Path) -> Callable[[], Any]:
+    """A lock for SQLite: Optuna reads and writes a trial's state in two steps, and another process may write between.
+
+    It ends with the process, even if that is killed.
+    """
 
     @contextmanager
     def lock() -> Iterator[None]:
@@ -269,8 +275,7 @@ def _stored(optuna: Any, storage: str | Path | None) -> tuple[Callable[[], Any] 
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    options = {"connect_args": {"timeout": BUSY_SECONDS}}
-    return (lambda: optuna.storages.RDBStorage(url, engine_kwargs=options)), lock
+    return lock
 
 
 def _lock_of_server(url: str) -> Callable[[], Any]:
