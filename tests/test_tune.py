@@ -143,7 +143,7 @@ BAD = {
     "finish before begin": (
         {"fit": lambda schedule: 0, "first": [{"schedule": (0.3, 0.2)}]},
         ValueError,
-        r"schedule = \(0.3, 0.2\) to begin with must be \(begin, finish\)",
+        r"first has schedule = \(0.3, 0.2\), which must be \(begin, finish\)",
     ),
     "late begin": (
         {"fit": lambda schedule: 0, "first": [{"schedule": (0.6, 0.9)}]},
@@ -161,8 +161,8 @@ BAD = {
     "log of 0": ({"space": {"t2": (0.0, 1.0, "log")}}, ValueError, "with low > 0"),
     "words": ({"space": {"t1": "all"}}, ValueError, "got 'all'"),
     "t1 above t2": ({"space": {"t1": (0.0, 1.5)}}, ValueError, "t1 must not exceed t2"),
-    "first": ({"first": [{"t1": 1.0}]}, ValueError, "settings to begin with must have: t1, t2; got t1"),
-    "first outside": ({"first": [{"t1": 1.0, "t2": 9.0}]}, ValueError, r"t2 = 9.0 to begin with is not in its range"),
+    "first": ({"first": [{"t1": 1.0}]}, ValueError, "first must hold settings with the names t1, t2; got t1"),
+    "first outside": ({"first": [{"t1": 1.0, "t2": 9.0}]}, ValueError, "first has t2 = 9.0, which is not in its range"),
     "no score": ({"fit": lambda t1: None}, TypeError, "fit must return a number, its score; got NoneType"),
 }
 

@@ -77,7 +77,8 @@ def tune(
     Args:
         fit: takes settings by name and returns a score; higher is better. It gets the settings that its signature
             names: any of t1, t2, schedule, rate, decay, smoothing and the names in `space`. A schedule is None, or
-            (begin, finish) as fractions of the run: give `schedules.anneal` these times the number of steps or epochs.
+            (begin, finish) as fractions of the run: multiply them by the number of steps or epochs for
+            `schedules.anneal`.
             If it also takes `report`, it can call report(step, score) during training, which stops trials whose score
             is below the median of the others at that step. A score that is not a number counts as the worst.
         trials: the number of trials in the study, pruned ones and those of earlier calls and other processes included.
@@ -88,8 +89,8 @@ def tune(
         first: settings to begin with. A search that begins with the defaults does not end below them.
         seed: of the search. A single process makes the same trials for a seed, even if it was interrupted.
         prune: whether `report` stops trials.
-        about: what else the scores depend on, in values of JSON. A study made with a different `about` is refused.
-        progress: is called after each trial with the number of trials done, their total, and a text.
+        about: what else the scores depend on, as JSON values. A study made with a different `about` is refused.
+        progress: called after each trial with the number of finished trials, their total, and a text.
     """
     optuna = _optuna()
     if not isinstance(trials, Integral) or trials < 1:
@@ -163,7 +164,7 @@ class _Search:
 
     def start(self, place: int) -> Any:
         """Ask for the trial at a place; all its settings are drawn at once, so that others see them when they ask."""
-        # If a process was killed before it asked, its trial is still waiting, and is taken first.
+        # The trial of a process that was killed before it asked is still waiting: take it first.
         waiting = self.study.get_trials(deepcopy=False, states=(self.optuna.trial.TrialState.WAITING,))
         if waiting:
             place = waiting[0].user_attrs.get("place", place)
@@ -372,12 +373,12 @@ def _settings(parameters: Mapping[str, Any], ranges: dict[str, Any]) -> dict[str
 def _parameters(settings: Mapping[str, Any], ranges: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters of a trial with these settings, the inverse of `_settings`."""
     if settings.keys() != ranges.keys():
-        raise ValueError(f"settings to begin with must have: {', '.join(ranges)}; got {', '.join(settings)}")
+        raise ValueError(f"first must hold settings with the names {', '.join(ranges)}; got {', '.join(settings)}")
     found = {name: value for name, value in settings.items() if name != "schedule"}
     for name, value in found.items():
         given = ranges[name]
         if value not in given if isinstance(given, list) else not given[0] <= value <= given[1]:
-            raise ValueError(f"{name} = {value!r} to begin with is not in its range, {given!r}")
+            raise ValueError(f"first has {name} = {value!r}, which is not in its range, {given!r}")
     schedule = settings.get("schedule")
     if "schedule" in settings:
         found["annealed"] = schedule is not None
@@ -385,8 +386,8 @@ def _parameters(settings: Mapping[str, Any], ranges: dict[str, Any]) -> dict[str
         low, high = ranges["schedule"][:2]
         if not (low <= schedule[0] <= (low + high) / 2 and 0 <= schedule[1] - schedule[0] <= (high - low) / 2):
             raise ValueError(
-                f"schedule = {schedule!r} to begin with must be (begin, finish), begin in the first half of its range, "
-                f"{low:g} to {high:g}, and last at most half of it"
+                f"first has schedule = {schedule!r}, which must be (begin, finish), begin in the first half of its "
+                f"range, {low:g} to {high:g}, and last at most half of it"
             )
         found |= {"begin": schedule[0], "length": schedule[1] - schedule[0]}
     return found
