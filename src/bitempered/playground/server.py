@@ -30,10 +30,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from bitempered.playground.settings import LONGEST_TEXT, Settings, read_point
+from bitempered.playground.settings import LONGEST_TEXT, Settings, read_point, shown
 from bitempered.playground.training import STEPS_PER_FRAME, Duel
 
-__all__ = ["Limits", "application", "listen", "new_server", "serve"]
+__all__ = ["Limits", "listen", "new_server", "serve"]
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -44,7 +44,7 @@ GONE = (WebSocketDisconnect, asyncio.TimeoutError, OSError)
 
 
 class Limits:
-    """The most that a server gives away."""
+    """What a server allows at most."""
 
     sessions = 16
     connections = 500  # over HTTP
@@ -95,13 +95,13 @@ class Session:
             await asyncio.sleep(1 / self.limits.messages_per_second)
 
     def take(self, text: str | None) -> None:
-        """Note what a message asks for; ValueError if it makes no sense."""
+        """Note what a message asks for; a ValueError says what is wrong with it."""
         try:
             asked = json.loads(text or "")
         except (ValueError, RecursionError):
             raise ValueError("a message must be JSON text") from None
         if not isinstance(asked, dict) or len(asked) != 1 or not asked.keys() <= {"settings", "run", "probe"}:
-            raise ValueError("a message must be an object with one of: settings, run, probe")
+            raise ValueError(f"a message must be an object with one of: settings, run, probe; got {shown(asked)}")
         [(name, value)] = asked.items()
         if name == "settings":
             self.asked = Settings.read(value)
@@ -110,7 +110,7 @@ class Session:
         elif isinstance(value, bool):
             self.running = value
         else:
-            raise ValueError("run must be true or false")
+            raise ValueError(f"run must be true or false, got {shown(value)}")
         self.wanted.set()
 
     async def train(self) -> None:
@@ -147,9 +147,8 @@ class Session:
         await self.page.close(code, reason)
 
 
-def application(host: str = "127.0.0.1", limits: Limits | None = None) -> Callable[..., Awaitable[None]]:
+def application(host: str, limits: Limits) -> Callable[..., Awaitable[None]]:
     """The web application for a server that listens on `host`."""
-    limits = limits or Limits()
     workers = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1), thread_name_prefix="playground")
     sessions: set[Session] = set()
 
@@ -246,7 +245,7 @@ def is_own(host: str, names: set[str]) -> bool:
 
 
 class ImpatientProtocol(H11Protocol):
-    """Hangs up on a connection that sends no request: uvicorn alone would keep it for ever."""
+    """Hangs up on a connection that sends no request: by itself uvicorn would keep it for ever."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -259,7 +258,7 @@ class ImpatientProtocol(H11Protocol):
 
 
 class BoundedProtocol(WebSocketsSansIOProtocol):
-    """Hangs up where uvicorn alone would keep a connection for ever, or the answers to pings that nobody reads."""
+    """Hangs up where uvicorn by itself would keep a connection for ever, or answers to pings that nobody reads."""
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -300,25 +299,25 @@ def new_server(host: str, limits: Limits | None = None) -> uvicorn.Server:
 
 
 def worth_telling(record: logging.LogRecord) -> bool:
-    """Not what any page can make uvicorn say, with a traceback each time."""
+    """Whether to log this. Any page can make uvicorn complain of invalid text, with a traceback each time."""
     return not record.getMessage().startswith("Invalid UTF-8")
 
 
-def serve(host: str = "127.0.0.1", port: int = 8421, *, browser: bool = True) -> None:
-    """Serve the playground until Ctrl-C; OSError with a clear message if the port cannot be opened."""
-    door = listen(host, port)
+def serve(host: str, port: int, *, browser: bool) -> None:
+    """Serve the playground until Ctrl-C; an OSError says why the port cannot be opened."""
+    listener = listen(host, port)
     server = new_server(host)
     Duel(Settings()).advance(1, None)  # compiles the CPU kernel, if this is its first use
     name = f"[{host}]" if ":" in host else host
-    shown = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(name, name)
-    address = f"http://{shown}:{door.getsockname()[1]}/"
+    reachable = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(name, name)
+    address = f"http://{reachable}:{listener.getsockname()[1]}/"
     print(f"The playground is at {address} (Ctrl-C stops it)", flush=True)
     if not is_loopback(host):
         print("Everyone who can reach this machine can use it: there is no password", file=sys.stderr, flush=True)
     if browser:
         # The port is open: a request waits until the server takes it.
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-    server.run(sockets=[door])
+    server.run(sockets=[listener])
 
 
 def is_loopback(host: str) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from bitempered.checks import check_temperatures
 
-__all__ = ["CLASSES", "DATA", "EDGE", "LONGEST_TEXT", "MOST_POINTS", "NOISE", "Point", "Settings", "read_point"]
+__all__ = ["DATA", "EDGE", "LONGEST_TEXT", "MOST_POINTS", "NOISE", "Settings", "read_point", "shown"]
 
 DATA = ("ring", "moons", "spirals", "three", "own")
 NOISE = ("none", "small-margin", "large-margin", "random")
@@ -103,7 +103,7 @@ def one_of(value: Any, name: str, allowed: tuple[str, ...]) -> str:
 
 
 def shown(value: Any) -> str:
-    """What was given, short enough for a message whatever it is."""
+    """Return what was given in a few words, however long it is."""
     if isinstance(value, int) and abs(value) > 10**20:
         return "a huge number"
     if isinstance(value, dict | list):
