@@ -193,7 +193,7 @@ def test_function_transforms():
     with pytest.raises(RuntimeError, match="forward mode over forward mode"):
         jacfwd(jacfwd(f))(t)
     linear = F.linear(logits, torch.eye(C, dtype=torch.float64))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="first derivatives by backward"):
         grad(lambda t: linear_bi_tempered_logistic_loss(linear, torch.eye(C).double(), target, t, 1.2))(t[0])
 
 

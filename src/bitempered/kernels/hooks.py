@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 __all__ = [
     "NEEDED",
     "constant_when_compiled",
+    "in_torch_func",
     "is_constant",
     "is_wrapped",
     "jvp_levels",
@@ -70,6 +71,11 @@ def constant_when_compiled(function: Any) -> Any:
     """
     function._dynamo_marked_constant = True
     return function
+
+
+def in_torch_func() -> bool:
+    """Whether a torch.func transform is active; False if this torch does not tell."""
+    return not missing and _transforms_active()
 
 
 def transformed() -> bool:

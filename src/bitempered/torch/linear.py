@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bitempered import kernels
 from bitempered.checks import check_number
+from bitempered.kernels import hooks
 from bitempered.kernels.implementations import implementation
 from bitempered.kernels.options import LossOptions
 from bitempered.torch.autograd import Temperature, compute_dtype, with_tensors, without_tensors
@@ -63,9 +64,9 @@ def linear_bi_tempered_logistic_loss(
 ) -> Tensor:
     """`bi_tempered_logistic_loss` of the logits `linear(hidden, weight, bias)`, which never exist all at once.
 
-    Besides its results it needs memory for two chunks of logits, each about as large as `hidden`, and for the gradient
-    of `weight` in float32. On a GPU, for class indices without smoothing, softcap or gradients in t1 and t2, it needs
-    one such chunk only. For "mean" and "sum" the gradients are computed in forward, for "none" in backward.
+    Apart from its results it needs memory for two chunks of logits, each about as large as `hidden`, and for the
+    gradient of `weight` in float32. On a GPU, for class indices without smoothing, softcap or gradients in t1 and t2,
+    it needs only one such chunk. For "mean" and "sum" the gradients are computed in forward, for "none" in backward.
 
     Args:
         hidden: (..., H), the input of the linear layer.
@@ -271,6 +272,11 @@ def _scale(gradient: Tensor, g: Tensor, _: int) -> Tensor:
 def _apply(inputs: Inputs, options: LayerOptions) -> Tensor:
     compute = device_chunks if _by_triton(inputs, options) else _chunks
     if torch.is_grad_enabled():
+        if hooks.in_torch_func():
+            raise RuntimeError(
+                "linear_bi_tempered_logistic_loss has first derivatives by backward() only, not by torch.func:"
+                " use bi_tempered_logistic_loss on the logits"
+            )
         return _LinearLoss.apply(*inputs, options, compute)
     return compute(inputs, options, needs=_NOTHING)[0]
 
