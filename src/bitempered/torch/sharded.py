@@ -62,7 +62,7 @@ def check_group(group: Any) -> None:
 
 
 def agreement(
-    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, *, classes: int, extra: Any = None
+    logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, *, classes: int, extra: Any
 ) -> Agreement:
     """The `Agreement` on the arguments of a loss of these logits."""
     indices, axis = not target.is_floating_point(), options.axis
@@ -83,7 +83,7 @@ def _needs(tensors: tuple[Tensor | None, ...]) -> tuple[bool, ...]:
 
 
 def agree(group: Any, prepare: Callable[[], tuple[Agreement, Any]]) -> tuple[Shards, Any]:
-    """Return the shards and what `prepare` returns besides its `Agreement`.
+    """Return the shards, and what `prepare` returns after its `Agreement`.
 
     `prepare` validates the arguments of this process. If it raises on any, or if the agreements differ, every process
     of the group raises.
@@ -115,9 +115,8 @@ def agree(group: Any, prepare: Callable[[], tuple[Agreement, Any]]) -> tuple[Sha
 
 def _device_of(group: Any) -> torch.device:
     """A device that messages of this group can be on."""
-    return (
-        torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend(group) else torch.device("cpu")
-    )
+    on_gpu = "nccl" in dist.get_backend(group)
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 def _checksum(x: Tensor) -> Tensor:
