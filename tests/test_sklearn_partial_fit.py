@@ -144,14 +144,14 @@ def test_bad_batches_leave_the_model_alone():
     model = BiTemperedLogisticRegression()
     with pytest.raises(ValueError, match="classes, all of them, must be given at the first call"):
         model.partial_fit(X, y)
-    with pytest.raises(ValueError, match=r"y must hold none but the classes \['a', 'b'\], got \['c'\]"):
+    with pytest.raises(ValueError, match=r"y must hold only the classes \['a', 'b'\], got \['c'\]"):
         model.partial_fit(X, y, classes=["a", "b"])
     assert not hasattr(model, "classes_")
     model.partial_fit(X, y, classes=CLASSES)
     kept = parameters(model)
     with pytest.raises(ValueError, match="classes must be those of the first call"):
         model.partial_fit(X, y, classes=["a", "b", "c", "d"])
-    with pytest.raises(ValueError, match="none but the classes"):
+    with pytest.raises(ValueError, match="hold only the classes"):
         model.partial_fit(X, np.where(y == "a", "z", y))
     with pytest.raises(ValueError, match="features"):
         model.partial_fit(X[:, :2], y)

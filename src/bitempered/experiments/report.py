@@ -182,7 +182,7 @@ def first_table(page: str) -> str:
 
 
 def looks(losses: list[tuple[str, bool]]) -> list[tuple[str, str]]:
-    """Return colour and line style for lines, each a loss's name and whether it has a schedule: that one is solid.
+    """Return the colour and style of each line, from a loss's name and whether it has a schedule: that one is solid.
 
     >>> looks([("logistic", False), ("bi-tempered", False), ("bi-tempered", True)])
     [('tab:orange', '-'), ('tab:blue', '--'), ('tab:blue', '-')]

@@ -98,7 +98,7 @@ def scale_(gradient: Tensor, g: Tensor, axis: int | None) -> Tensor:
 
     What is 0, as in ignored rows, stays 0 even if g is not finite.
     """
-    total = g.sum().item() if g.dim() else g.item()  # not finite if one of them is not; quicker than to ask each
+    total = g.sum().item() if g.dim() else g.item()  # not finite if one of them is not; quicker than testing each
     if total == 1 and not g.dim():
         return gradient
     nothing = None if math.isfinite(total) else gradient == 0

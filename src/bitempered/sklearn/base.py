@@ -49,7 +49,7 @@ class TemperedClassifier(ClassifierMixin, BaseEstimator):
         if wanted is not None:
             if not np.isin(self.classes_, wanted).all():
                 more = np.setdiff1d(self.classes_, wanted).tolist()
-                raise ValueError(f"y must hold none but the classes {wanted.tolist()}, got {more} as well")
+                raise ValueError(f"y must hold only the classes {wanted.tolist()}, got {more} as well")
             self.classes_, labels = wanted, np.searchsorted(wanted, self.classes_)[labels]
         if len(self.classes_) < 2:
             raise ValueError(f"y must hold at least 2 classes, got 1 class: {self.classes_.tolist()[0]!r}")

@@ -40,7 +40,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def without_tensors(options: LossOptions) -> tuple[LossOptions, tuple[Tensor | None, Tensor | None]]:
     """Return the options with None for temperatures that are tensors, and those tensors, which autograd must save."""
-    if type(options.t1) is float and type(options.t2) is float:  # quicker than the questions below
+    if type(options.t1) is float and type(options.t2) is float:  # quicker than the checks below
         return options, (None, None)
     t1 = options.t1 if isinstance(options.t1, Tensor) else None
     t2 = options.t2 if isinstance(options.t2, Tensor) else None

@@ -178,11 +178,11 @@ def bi_tempered_logistic_loss(
         label_smoothing: e in [0, 1] turns y into (1 - e) y + e / C.
         rescale: use C^(1-t1) times the loss of C^(t2-1) logits, which starts to learn as cross-entropy does at the same
             learning rate, whatever the temperatures. Probabilities are then tempered_softmax(C^(t2-1) logits, t2).
-        group: a torch.distributed.ProcessGroup whose processes have the classes of the logits between them, in the
-            order of their ranks; shards may differ in size, and one may be empty. Class indices count over all classes
-            and are equal on every process, as are `weight`, which is whole, and the options. Class probabilities are
-            sharded as the logits are. Every process returns the same loss and gets the gradient of its own shard. A
-            DTensor that is sharded on its class dimension needs no group. See docs/scale.md for what it costs.
+        group: a torch.distributed.ProcessGroup over which the classes of the logits are split, in the order of the
+            ranks. Shards may differ in size, and one may be empty. Class indices count over all classes. They, `weight`
+            (which is whole) and the options are equal on every process; class probabilities are sharded as the logits
+            are. Every process returns the same loss and gets the gradient of its own shard. A DTensor that is sharded
+            on its class dimension needs no group. docs/scale.md says what this costs.
 
     Each temperature may be a tensor, with or without a gradient, that broadcasts to the shape of the unreduced loss.
 
@@ -216,7 +216,7 @@ def bi_tempered_logistic_loss(
 def class_loss(
     logits: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype
 ) -> Tensor:
-    """`bi_tempered_logistic_loss` of arguments that are valid except, perhaps, in their values, which it checks."""
+    """`bi_tempered_logistic_loss` of validated arguments, whose values are checked here."""
     options, temperatures = _with_known_numbers(options)
     kernel = kernels.choose(logits, target, temperatures=temperatures)
     if weight is not None and kernel != "triton":  # the Triton kernels assert values on the device
@@ -235,7 +235,7 @@ def class_loss(
 
 def _with_known_numbers(options: LossOptions) -> tuple[LossOptions, tuple[Temperature, ...]]:
     """Return the options with numbers for the temperatures that are known, and both temperatures, or () for numbers."""
-    if type(options.t1) is float and type(options.t2) is float:  # quicker than to ask for tensors
+    if type(options.t1) is float and type(options.t2) is float:  # quicker than checking for tensors
         return options, ()
     options = options._replace(t1=number_if_known(options.t1), t2=number_if_known(options.t2))
     return options, (options.t1, options.t2)

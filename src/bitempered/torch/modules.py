@@ -130,8 +130,8 @@ class LearnableTemperatures(nn.Module):
     gradient reaches the temperatures through the step (examples/learn_temperatures.py).
 
     Each is a smooth function of a parameter without bounds, and lies strictly between its bounds. The slope vanishes
-    only algebraically towards them, so that a temperature can come back from a bound; in float32 not from beyond
-    a parameter of 10,000.
+    only algebraically towards them, so a temperature can come back from a bound. In float32 it cannot once its
+    parameter is beyond 10,000.
 
     Args:
         t1: the first value of t1, within its bounds. One closer to a bound than a thousandth of the way to the other

@@ -92,8 +92,8 @@ def request(
 ) -> CompareRequest:
     """Return what to compare; a ValueError says what is wrong with it.
 
-    Without levels, a table's labels are left as they are, and other data get 0 and 40 % of wrong labels. One rate is
-    not searched.
+    Without levels, a table's labels are left as they are, and other data get 0 and 40 % of wrong labels. A single rate
+    is used without a search.
     """
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
