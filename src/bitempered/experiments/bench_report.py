@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from bitempered.experiments.files import Row
 from bitempered.experiments.report import Pages, grid, made_with, png
 
-__all__ = ["figure", "markdown", "pages"]
+__all__ = ["GRAPH", "figure", "markdown", "pages"]
 
 GRAPH = ", CUDA graph"
 # The same on a CPU and on a GPU, and cross-entropy and ours as in other figures.

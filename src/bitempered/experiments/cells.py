@@ -22,7 +22,6 @@ from bitempered.experiments.train import METRICS, Member, Training, train
 
 __all__ = [
     "FIXED",
-    "NOISE",
     "NOT_FINITE",
     "VARYING",
     "Cell",
@@ -32,6 +31,7 @@ __all__ = [
     "confused_classes",
     "corrupt",
     "curves_of",
+    "prepare",
     "read_data",
     "run",
 ]

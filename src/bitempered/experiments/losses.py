@@ -15,7 +15,7 @@ from bitempered.experiments.files import Row, value
 from bitempered.schedules import Legs, anneal
 from bitempered.torch import baselines, bi_tempered_logistic_loss
 
-__all__ = ["LOSSES", "Loss", "LossEntry", "LossSettings"]
+__all__ = ["LOSSES", "Loss", "LossSettings"]
 
 
 class LossEntry(NamedTuple):

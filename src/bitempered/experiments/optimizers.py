@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["MOMENTUM", "OPTIMIZERS", "OptimizerEntry"]
+__all__ = ["MOMENTUM", "OPTIMIZERS"]
 
 MOMENTUM = 0.9
 

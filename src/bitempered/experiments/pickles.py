@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PickledArray", "read_pickle"]
+__all__ = ["read_pickle"]
 
 
 class PickledArray:

@@ -27,7 +27,6 @@ __all__ = [
     "draw_curves",
     "first_table",
     "grid",
-    "is_trial",
     "last_and_chosen",
     "looks",
     "loss_names",

@@ -21,10 +21,13 @@ __all__ = [
     "MNIST",
     "DataError",
     "Source",
-    "cache_folder",
+    "as_text",
     "fetch",
+    "first_names",
     "read_cifar",
+    "read_csv",
     "read_idx",
+    "read_parquet",
     "read_table",
 ]
 

@@ -29,7 +29,7 @@ from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.optimizers import MOMENTUM, OPTIMIZERS
 
-__all__ = ["Member", "Training", "rate_factors", "staircase", "train"]
+__all__ = ["METRICS", "Member", "Training", "rate_factors", "staircase", "train"]
 
 MEASURED_ROWS = 5_000  # training rows whose accuracy is measured after each epoch
 

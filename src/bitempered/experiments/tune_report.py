@@ -17,7 +17,7 @@ from bitempered.experiments.report import Pages, grid, png, table_csv
 from bitempered.experiments.runs import Row
 from bitempered.experiments.train import Training
 
-__all__ = ["command", "importances", "pages", "python", "title"]
+__all__ = ["command", "importances", "pages", "python", "rows", "title"]
 
 SHOWN = 10  # trials in the table
 PAIRS = (("t1", "t2"), ("rate", "t1"), ("rate", "decay"), ("rate", "smoothing"))

@@ -14,6 +14,7 @@ from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import bad_index, bad_probabilities
 
 __all__ = [
+    "DIMENSIONS",
     "DTYPES",
     "Unavailable",
     "binary_loss",

@@ -8,7 +8,7 @@ import numpy as np
 from bitempered import noise
 from bitempered.playground.settings import EDGE, Settings
 
-__all__ = ["GRID", "Problem", "make", "square"]
+__all__ = ["GRID", "make", "square"]
 
 POINTS, TEST_POINTS = 1000, 1000
 GRID = 56  # cells per side of a picture

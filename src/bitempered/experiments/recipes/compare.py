@@ -25,7 +25,7 @@ from bitempered.experiments.recipes.shared import SEARCH_SEED, best
 from bitempered.experiments.report import Pages, newest
 from bitempered.experiments.runs import Progress, Row
 
-__all__ = ["CompareRequest", "Contender", "default_recipe", "render", "request", "run"]
+__all__ = ["Contender", "default_recipe", "render", "request", "run"]
 
 SEARCH_SEEDS = (SEARCH_SEED, SEARCH_SEED + 1)
 

@@ -38,7 +38,18 @@ from bitempered.experiments.report import (
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.train import Training
 
-__all__ = ["TABLE1", "Table1", "choose", "draw_figure3", "markdown", "plan", "render", "reproduce", "table"]
+__all__ = [
+    "LEVELS",
+    "PANELS",
+    "TABLE1",
+    "draw_figure3",
+    "markdown",
+    "paper_line",
+    "plan",
+    "render",
+    "reproduce",
+    "table",
+]
 
 Settings = tuple[tuple[Loss, float], ...]  # losses with their learning rates
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)

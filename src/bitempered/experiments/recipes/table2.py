@@ -25,7 +25,7 @@ from bitempered.experiments.report import Pages, grid, made_by, newest, rich_tab
 from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, measure_once, provenance
 from bitempered.experiments.team import current
 
-__all__ = ["TABLE2", "Table2", "markdown", "plan", "quick", "render", "reproduce", "table"]
+__all__ = ["TABLE2", "Table2", "plan", "quick", "render", "reproduce"]
 
 CLASSES = 1000  # of ImageNet
 VARYING = ("loss", "numbers", "seed")  # among the runs of a table

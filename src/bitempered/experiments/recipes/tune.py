@@ -27,7 +27,7 @@ from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import train
 from bitempered.extras import install
 
-__all__ = ["LOSSES", "TRIALS", "TuneRequest", "request", "run"]
+__all__ = ["LOSSES", "TuneRequest", "request", "run"]
 
 LOSSES = ("bi-tempered", "logistic")
 TRIALS = 50
