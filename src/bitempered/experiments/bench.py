@@ -170,25 +170,19 @@ def contenders(case: Case, device: str, compiled: bool) -> list[Contender]:
     made = [Contender(REFERENCES[case.kind][0], torch_loss)]
     if compiled := compiled and not case.sweep and (cuda or case.kind == "loss"):
         made.append(Contender(made[0].name + COMPILED, torch.compile(torch_loss, dynamic=False)))
-    if case.kind != "loss":
-        for pair in PAIRS:
-            made.append(Contender(OURS, at(our_loss, pair), pair))
-            if not cuda:
-                made.append(Contender("core", at(core(our_loss), pair), pair))
-            elif compiled:
-                made.append(Contender(OURS + COMPILED, torch.compile(at(our_loss, pair), dynamic=False), pair))
-        return made
-    if cuda and (fused := found(liger, "liger_cross_entropy")):
+    if case.kind == "loss" and cuda and (fused := found(liger, "liger_cross_entropy")):
         made.append(Contender(LIGER, fused, overwrites=True))
     for pair in PAIRS:
-        ours = at(bi_tempered_logistic_loss, pair)
+        ours = at(our_loss, pair)
         made.append(Contender(OURS, ours, pair))
         if not cuda and not case.sweep:
-            made.append(Contender("core", at(core(bi_tempered_logistic_loss), pair), pair))
+            made.append(Contender("core", at(core(our_loss), pair), pair))
         if compiled:
             made.append(Contender(OURS + COMPILED, torch.compile(ours, dynamic=False), pair))
+        if case.kind != "loss":
+            continue
         if cuda and not case.sweep:
-            rescaled = at(bi_tempered_logistic_loss, pair, rescale=True)
+            rescaled = at(our_loss, pair, rescale=True)
             made.append(Contender(f"{OURS}, rescale", rescaled, pair, rescale=True))
             first, second = (torch.tensor(t, device=device) for t in pair)
             made.append(Contender(f"{OURS}, temperatures in memory", at(our_loss, (first, second)), pair))
