@@ -20,6 +20,7 @@ from bitempered.experiments.report import (
     looks,
     loss_names,
     made_by,
+    noise_in_words,
     png,
     spread,
     table_csv,
@@ -273,7 +274,6 @@ def figure(comparison: Comparison, rows: list[Row], curves: list[Row]) -> Figure
     series = list(dict.fromkeys((cell.loss, cell.rate) for cell in comparison.cells))
     series_looks = looks([(loss.name, bool(loss.schedule)) for loss, _ in series])
     several = [loss for loss in losses(comparison) if sum(loss == other for other, _ in series) > 1]
-    what = "label noise" if comparison.noise_model == "class-dependent" else "wrong labels"
     # The figure object itself, not pyplot: it needs no display and keeps no global state.
     width, height = 4.5 * len(shown) + 0.5, 3.6 + 0.22 * -(-len(series) // len(shown))
     canvas = Figure(figsize=(width, height), dpi=150, layout="constrained")
@@ -290,7 +290,9 @@ def figure(comparison: Comparison, rows: list[Row], curves: list[Row]) -> Figure
         for style in dict.fromkeys(style for _, style in series_looks):
             axes.plot([], [], MARKS[style] + style, **MARK, color="grey", label="chosen epoch, mean")
         axes.set_title(
-            f"labels {level_name(comparison, level)}" if is_table(comparison.dataset) else f"{level:.0%} {what}"
+            f"labels {level_name(comparison, level)}"
+            if is_table(comparison.dataset)
+            else noise_in_words(level, comparison.noise_model)
         )
         axes.set_xlabel("epoch")
         axes.grid(alpha=0.3)

@@ -36,6 +36,7 @@ __all__ = [
     "maker",
     "measure_or_render",
     "newest",
+    "noise_in_words",
     "one_or_many",
     "png",
     "rich_table",
@@ -132,6 +133,15 @@ def last_and_chosen(rows: list[Row], *, deviations: bool) -> str:
     """
     texts = [spread([row[column] for row in rows], 1) for column in MOMENTS]
     return " / ".join(text if deviations else text.partition(" ±")[0] for text in texts)
+
+
+def noise_in_words(level: float, noise_model: str) -> str:
+    """Name a noise level; in class-dependent noise it is not the fraction of wrong labels.
+
+    >>> noise_in_words(0.4, "symmetric"), noise_in_words(0.4, "class-dependent")
+    ('40% wrong labels', '40% label noise')
+    """
+    return f"{level:.0%} {'label noise' if noise_model == 'class-dependent' else 'wrong labels'}"
 
 
 def training_in_words(groups: Iterable[list[Row]]) -> str:

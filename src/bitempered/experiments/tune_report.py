@@ -13,7 +13,7 @@ from bitempered.experiments.cells import Comparison
 from bitempered.experiments.datasets import is_table
 from bitempered.experiments.losses import LossSettings
 from bitempered.experiments.optimizers import OPTIMIZERS
-from bitempered.experiments.report import Pages, grid, png, table_csv
+from bitempered.experiments.report import Pages, grid, noise_in_words, png, table_csv
 from bitempered.experiments.runs import Row
 from bitempered.experiments.train import Training
 
@@ -142,7 +142,7 @@ def title(comparison: Comparison, loss: str, clean_file: str | None) -> str:
     else:
         scored = "validation labels" if clean_file is None else f"the labels in {clean_file}"
     level = comparison.cells[0].noise
-    noise = f" with {level:.0%} wrong labels" if level else ""
+    noise = f" with {noise_in_words(level, comparison.noise_model)}" if level else ""
     return f"The {loss} loss on {comparison.dataset}{noise}, scored by accuracy on {scored}"
 
 
