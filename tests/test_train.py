@@ -400,13 +400,6 @@ def test_a_checkpoint_with_any_wrong_bytes_is_refused(digits, tmp_path):
             Checkpoint(path, "").load(fleet.restore, fleet.device)
 
 
-def test_checkpoints_execute_nothing(digits, tmp_path):
-    path = tmp_path / "run"
-    path.write_bytes(pack({"identity": print}))
-    with pytest.raises(BadCheckpoint):
-        train(TINY, [member(digits)], digits, seed=0, checkpoint=Checkpoint(path, ""))
-
-
 # Names
 
 
