@@ -361,7 +361,9 @@ def test_probabilities_are_out_of_fold_and_averaged():
     expected = np.zeros((150, 3))
     for train, test in cv.split(X, labels):
         expected[test] += clone(model).fit(X[train], labels[train]).predict_proba(X[test]) / 2
-    np.testing.assert_allclose(audit(model, X, labels, cv).scores, label_issues(labels, expected).scores, atol=1e-12)
+    for score in module.SCORES:
+        found = audit(model, X, labels, cv, score=score)
+        np.testing.assert_allclose(found.scores, label_issues(labels, expected, score=score).scores, atol=1e-12)
 
 
 def test_a_class_that_a_fold_has_not_seen():
