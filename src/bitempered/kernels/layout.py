@@ -27,6 +27,11 @@ def empty_gradient(x: Tensor, axis: int, dtype: torch.dtype | None = None) -> Te
     return made if shared else torch.empty(x.shape, dtype=made.dtype, device=x.device)
 
 
+def repeats_one_number(x: Tensor) -> bool:
+    """Whether all elements of x are one place in memory, as `expand` makes them of a scalar."""
+    return all(size == 1 or stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True))
+
+
 def merge_dimensions(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
     """Return the sizes and strides of tensors of one shape, in as few dimensions as hold their elements.
 

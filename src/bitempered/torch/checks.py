@@ -26,6 +26,7 @@ from bitempered.checks import (
     value_range,
 )
 from bitempered.kernels import hooks
+from bitempered.kernels.layout import repeats_one_number
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
 from bitempered.kernels.targets import bad_index, bad_probabilities, probability_sums
@@ -181,8 +182,7 @@ def number_if_known(t: Temperature) -> Temperature:
     """A valid temperature of all examples, in a tensor on the CPU without a gradient, as a number, for the kernels."""
     if not isinstance(t, Tensor) or torch.compiler.is_compiling() or not t.is_cpu or t.requires_grad or not t.numel():
         return t
-    repeated = all(size == 1 or stride == 0 for size, stride in zip(t.shape, t.stride(), strict=True))
-    if not repeated or hooks.why_not_plain(t, None) is not None:
+    if not repeats_one_number(t) or hooks.why_not_plain(t, None) is not None:
         return t
     return t[(0,) * t.dim()].item()
 

@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from bitempered.kernels.layout import repeats_one_number
 from bitempered.kernels.memo import Memo
 from bitempered.kernels.options import LossOptions
 from bitempered.kernels.triton.mathematics import exp
@@ -58,8 +59,7 @@ def _by_row(t: Any, device: torch.device) -> tuple[Tensor, int]:
     """A temperature in float32, and the distance from one row's to the next."""
     if not isinstance(t, Tensor):
         t = torch.full((), t, dtype=torch.float32, device=device)
-    repeated = all(size == 1 or stride == 0 for size, stride in zip(t.shape, t.stride(), strict=True))
-    return (t, 0) if repeated else (t.contiguous(), 1)
+    return (t, 0) if repeats_one_number(t) else (t.contiguous(), 1)
 
 
 def launch_kernel(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Any:

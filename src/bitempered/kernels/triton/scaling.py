@@ -47,8 +47,10 @@ def _scale_all_kernel(grad_ptr, g_ptr, n, BLOCK: tl.constexpr):
 
 
 def scale_(gradient: Tensor, g: Tensor, axis: int | None) -> Tensor:
-    """Multiply the gradient, which is dense, in place by g: a scalar, or one number per row or, of a binary loss, per
-    element. A large gradient is not touched where g is 1."""
+    """Multiply a dense gradient in place by g: a scalar, one number per row or, of a binary loss, one per element.
+
+    A large gradient is not touched where g is 1.
+    """
     if gradient.numel() < _SMALL_GRADIENT or (g.dim() and axis is None):
         return gradient.mul_(g.unsqueeze(axis) if g.dim() and axis is not None else g)
     if axis is None or not g.dim():
