@@ -83,7 +83,7 @@ RECIPES = {
     ),
     "protocol-hardt-ma": RecipeEntry(
         "hardt_ma", "protocol-hardt-ma",
-        "both losses on CIFAR-100 with the net and training that the paper names; needs a GPU, an hour of an H200.", PROTOCOL,
+        "both losses on CIFAR-100 with the net and training that the paper names; needs a GPU for an hour.", PROTOCOL,
     ),
     "cpu": RecipeEntry("bench", "cpu"),
     "gpu": RecipeEntry("bench", "gpu"),
