@@ -1,4 +1,4 @@
-"""`bitempered compare`: a rate for each loss, the default recipe, noisy tables, and what the reader is told."""
+"""`bitempered compare`: a rate for each loss, the default schedule, noisy tables, and what the reader is told."""
 
 import inspect
 import json
@@ -145,7 +145,7 @@ def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, fleets):
     assert not list((tmp_path / "stopped").glob("**/*.checkpoint"))
 
 
-# The default recipe
+# The default schedule
 
 
 @pytest.mark.parametrize(("classes", "epochs"), [(2, 1), (5, 100), (10, 150), (100, 143)])

@@ -42,7 +42,7 @@ def test_the_best_rate_is_that_of_noisy_validation_labels_at_the_last_epoch(quic
     found = defaults.contenders(part, 0.4)
     assert [{row["learning_rate"] for row in group} for group in found.values()] == [{1e-3}, {1e-3}, {1e-3}, {1e-4}]
     assert {name: {row["loss"] for row in group} for name, group in found.items()} == {
-        "logistic": {"logistic"}, "gce (0.7)": {"gce"}, "default recipe": {"bi-tempered"},
+        "logistic": {"logistic"}, "gce (0.7)": {"gce"}, "default schedule": {"bi-tempered"},
         "logistic, best rate": {"logistic"},
     }  # fmt: skip
 

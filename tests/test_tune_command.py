@@ -48,7 +48,7 @@ def test_the_command_end_to_end(tmp_path):
         "study.db", "tune.md", "tune.csv", "importance.png", "contour.png",
     }  # fmt: skip
     assert len((out / "tune.csv").read_text().splitlines()) == 5
-    # The first two trials are the first leg of the default recipe and cross-entropy.
+    # The first two trials are the first leg of the default schedule and cross-entropy.
     t1, t2 = schedules.default(10, 1).legs[0].end
     assert study.trials[0].params | {"t1": t1, "t2": t2, "annealed": True} == study.trials[0].params
     assert study.trials[1].params | {"t1": 1.0, "t2": 1.0, "annealed": False} == study.trials[1].params

@@ -137,7 +137,7 @@ def table(comparison: Comparison, rows: list[Row]) -> Table:
 
 
 def notes(comparison: Comparison, rows: list[Row], tried: list[Row]) -> list[str]:
-    """Return what a reader must know, a line each: what went wrong, labels, epochs, rates, and the default recipe."""
+    """Return what a reader must know, a line each: what went wrong, labels, epochs, rates, and the default schedule."""
     return [
         *problem_notes(comparison, rows),
         label_note(comparison),

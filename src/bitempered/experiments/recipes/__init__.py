@@ -57,7 +57,7 @@ RECIPES = {
     ),
     "tuned": RecipeEntry(
         "tuned", "tuned",
-        "searched settings against the default recipe and cross-entropy; needs the tune extra, and a CPU for an hour.",
+        "searched settings against the default schedule and cross-entropy; needs the tune extra, an hour on a CPU.",
         frozenset({"quick", "resume", "seeds", "data_dir"}),
     ),
     "table1": RecipeEntry(

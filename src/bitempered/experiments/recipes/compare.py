@@ -34,12 +34,12 @@ SEARCH_SEEDS = (SEARCH_SEED, SEARCH_SEED + 1)
 class Contender:
     """A loss as the command line names it."""
 
-    loss: Loss | None  # None: the bi-tempered loss with the default recipe, which depends on the data
+    loss: Loss | None  # None: the bi-tempered loss with the default schedule, which depends on the data
     rate: float | None = None  # None: searched
 
     @classmethod
     def parse(cls, text: str) -> "Contender":
-        """Parse a loss, or `bi-tempered` for the default recipe, and its rate after an @.
+        """Parse a loss, or `bi-tempered` for the default schedule, and its rate after an @.
 
         >>> Contender.parse("gce:0.7@0.01").rate
         0.01
@@ -57,7 +57,7 @@ DEFAULT = tuple(map(Contender.parse, ("logistic", "gce:0.7", "bi-tempered", "bi-
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """A comparison before the data are read: its default recipe and its rates are still open."""
+    """A comparison before the data are read: its default schedule and its rates are still open."""
 
     comparison: Comparison
     contenders: tuple[Contender, ...]

@@ -31,7 +31,7 @@ RATES = {"sgd": 0.05, "adam": ADAM_RATE}  # those that both losses train at
 SLOWER = {"sgd": (0.01, 0.003, 0.001), "adam": (3e-4, 1e-4, 3e-5)}  # for cross-entropy alone
 NAMES = {"sgd": "SGD", "adam": "Adam"}
 LOGISTIC, GCE = Loss("logistic"), Loss("gce", (0.7,))
-HEAD = ["training", "noise", "logistic", str(GCE), "default recipe", "difference", "logistic, best rate"]
+HEAD = ["training", "noise", "logistic", str(GCE), "default schedule", "difference", "logistic, best rate"]
 
 
 DATA = (
@@ -75,7 +75,7 @@ def plan(what: str, options: Options) -> Plan:
 def render(path: Path) -> Pages:
     """Render the table and the figure again from a file of rows."""
     fixed = [name for name in FIXED if name not in ("dataset", "optimizer", "epochs", "batch_size", "rows")]
-    # Not by its numbers: the default recipe is what it was when it was last trained.
+    # Not by its numbers: the default schedule is what it was when it was last trained.
     varying = ("dataset", "optimizer", "noise", "loss", "learning_rate", "seed")
     rows = report.newest(read_rows(path), varying, fixed)
     parts = split(rows)
@@ -101,7 +101,7 @@ def contenders(rows: list[Row], level: float) -> dict[str, list[Row]]:
         for rate in rates(here)
     }
     return {
-        "logistic": logistic[ours[0]["learning_rate"]], str(GCE): gce, "default recipe": ours,
+        "logistic": logistic[ours[0]["learning_rate"]], str(GCE): gce, "default schedule": ours,
         "logistic, best rate": logistic[best(logistic, "validation_last")],
     }  # fmt: skip
 
@@ -141,7 +141,7 @@ def lines(parts: list[list[Row]], deviations: bool) -> list[list[str]]:
 
 def title(rows: list[Row]) -> str:
     return (
-        report.titled("The default recipe, with nothing set by hand", rows)
+        report.titled("The default schedule, with nothing set by hand", rows)
         + f": accuracy on clean test labels, %, last / chosen epoch, mean over {report.seeds_in_words(rows)}"
     )
 
@@ -157,8 +157,8 @@ def markdown(name: str, parts: list[list[Row]]) -> str:
 {report.grid(HEAD, lines(parts, deviations=True), ["---", *["---:"] * 6])}
 
 ± is the sample standard deviation. The chosen epoch is the best on validation labels, which are as noisy as
-the training labels. The difference is that of the default recipe and the logistic loss. The default recipe moves the
-temperatures from (1, 1) {schedule(parts[0])}, at the rate of the
+the training labels. The difference is that of the default schedule and the logistic loss. The default schedule moves
+the temperatures from (1, 1) {schedule(parts[0])}, at the rate of the
 logistic loss. It was chosen among some forty schedules on digits and MNIST, split in other ways, by
 their accuracy on clean labels: first how it moves up to 40% of the run, then what follows (the rows of most are in the
 repository, in results/defaults/search). The last column is the logistic loss at another rate, the one of
@@ -186,7 +186,7 @@ def schedule(rows: list[Row]) -> str:
 
 def figure(parts: list[list[Row]], folder: Path) -> Figure:
     """Draw accuracy by epoch at the highest noise level, a panel for each data set and optimiser."""
-    names = ("logistic", str(GCE), "default recipe", "logistic, best rate")
+    names = ("logistic", str(GCE), "default schedule", "logistic, best rate")
     losses = [("logistic", False), ("gce", False), ("bi-tempered", True), ("logistic", False)]
     look = dict(zip(names, report.looks(losses), strict=True))
     canvas = Figure(figsize=(9.5, 3.4 * -(-len(parts) // 2)), dpi=150, layout="constrained")

@@ -1,7 +1,7 @@
 """The recipe behind `bitempered reproduce other-noise`: label noise that is not symmetric, with nothing set by hand.
 
 Networks train with three losses at Adam's usual rate: cross-entropy, generalized cross-entropy and the bi-tempered loss
-with its default recipe. On the small data sets scikit-learn's classifiers and ours learn from the same noisy labels.
+with its default schedule. On the small data sets scikit-learn's classifiers and ours learn from the same noisy labels.
 """
 
 import time
@@ -42,7 +42,7 @@ __all__ = ["plan", "render"]
 MODELS = ("pair-flip", "class-dependent", "weak-model")
 LEVELS = (0.2, 0.4)
 BINARY_LEVELS = (0.1, 0.2, 0.3)  # 40 % of two classes are nearly all that can be wrong
-NAMES = {"logistic": "logistic", "gce": "gce (0.7)", "bi-tempered": "default recipe"}
+NAMES = {"logistic": "logistic", "gce": "gce (0.7)", "bi-tempered": "default schedule"}
 HEAD = ["data", "noise", *NAMES.values(), "difference"]
 ESTIMATORS: dict[str, Callable[..., Any]] = {
     "LogisticRegression": lambda epochs, seed: LogisticRegression(max_iter=10_000),
@@ -129,7 +129,7 @@ def fit(name: str, epochs: int, seed: int, train: Part, test: Part) -> Row:
 def chosen_rows(path: Path) -> list[Row]:
     """Return the newest row of each run in a file of networks, in the order of the table."""
     fixed = [name for name in FIXED if name not in ("dataset", "noise_model", "epochs", "batch_size", "rows")]
-    # Not by its numbers: the default recipe is what it was when it was last trained.
+    # Not by its numbers: the default schedule is what it was when it was last trained.
     varying = ("dataset", "noise_model", "noise", "loss", "learning_rate", "seed")
     return in_order(newest(read_rows(path), varying, fixed))
 
@@ -215,7 +215,7 @@ def markdown(name: str, rows: list[Row], fitted: list[Row]) -> str:
 
 {grid(HEAD, lines(rows, deviations=True), ["---", "---", *["---:"] * 4])}
 
-± is the sample standard deviation. The difference is that of the default recipe and the logistic loss, seed
+± is the sample standard deviation. The difference is that of the default schedule and the logistic loss, seed
 by seed. The chosen epoch is the best on validation labels, which are as noisy as the training labels.
 
 Noise: pair-flip moves a fraction of all labels to the next class. In class-dependent noise some classes are mistaken

@@ -1,7 +1,7 @@
-"""The recipe behind `bitempered reproduce tuned`: searched settings against the default recipe and cross-entropy.
+"""The recipe behind `bitempered reproduce tuned`: searched settings against the default schedule and cross-entropy.
 
 Both losses are searched with as many trials, on noisy validation labels and on a few clean ones. The best settings and
-the default recipe, which is not searched, then train with other seeds. No search looks at test labels; but the rates
+the default schedule, which is not searched, then train with other seeds. No search looks at test labels; but the rates
 and decays that both begin with were chosen after a look at digits with 40 % noise, test rows included.
 """
 
@@ -52,7 +52,7 @@ DATA = (
 CLEAN = (None, 100)  # rows with clean labels; None: noisy validation labels
 TRIALS = 30
 SEARCH_SEEDS = (SEARCH_SEED, SEARCH_SEED + 1)  # of each trial: one alone is mostly chance
-CONTENDERS = ("searched", "default recipe", "logistic, searched")
+CONTENDERS = ("searched", "default schedule", "logistic, searched")
 HEAD = ["data", "noise", "scored on", *CONTENDERS]
 
 
@@ -192,7 +192,7 @@ def markdown(rows: list[Row], tried: list[Row]) -> str:
 ± is the sample standard deviation. {trials_in_words(tried)}
 They began with the same rates and decays, the bi-tempered loss with schedules to {starts_in_words(tried)}.
 A trial's score is the accuracy on validation labels at the last and the best epoch together. These are as noisy as the
-training labels, or {clean} clean rows; the chosen epoch is the best on the same labels. The default recipe is not
+training labels, or {clean} clean rows; the chosen epoch is the best on the same labels. The default schedule is not
 searched: it ends at {ends}, and trains at Adam's rate of {rate:g}, without decay or smoothing.
 The rates and decays to begin with were chosen after a look at digits with 40% noise, test rows included.
 {training_in_words(rows)}{missing_in_words(rows)}
