@@ -297,6 +297,17 @@ def test_a_one_hot_target_has_a_finite_gradient(t):
         np.testing.assert_allclose(by_p, expected, rtol=1e-11)
 
 
+@pytest.mark.parametrize("t", [0.0, 0.5, 0.9, 1.5])
+def test_derivatives_keep_their_digits_at_small_probabilities(t):
+    y, p = np.array([0.5, 0.5]), np.array([1e-9, 1e-4])
+    by_p = exactly(lambda y, p: (p - y) * p ** -mp.mpf(t), y, p)
+    for _, got in gradients(lambda y, p: bregman_divergence(y, p, t), y, p):
+        np.testing.assert_allclose(got, by_p, rtol=1e-12)
+    log_t = exactly(lambda p: oracle.log_t(p, t), p)
+    for (got,) in gradients(lambda p: convex_function(p, t), p):
+        np.testing.assert_allclose(got, log_t, rtol=1e-12)
+
+
 # The documented table
 
 

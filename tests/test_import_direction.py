@@ -31,7 +31,7 @@ ROOMS = {
     "numpy": ADAPTER,
     "sklearn": ADAPTER | {"diagnosis", "extras", "schedules"},
     "boosting": ADAPTER,
-    "divergences": {"core", "checks"},
+    "divergences": ADAPTER,
     "experiments": {"audit", "core", "diagnosis", "extras", "kernels", "noise", "schedules"}
     | {"sklearn", "torch", "tune"},
     "playground": {"checks", "noise", "schedules", "torch"},

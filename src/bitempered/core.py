@@ -119,10 +119,10 @@ def log_t(x: Array, t: Temperature, *, xp: Any) -> Array:
     """The tempered logarithm (x^(1-t) - 1) / (1 - t), and log x at t = 1."""
     if not isinstance(t, (float, int)) or t >= 1:
         return phi(xp.log(x), 1 - t, xp=xp)
-    # At x = 0 the chain rule through log is 0 times inf. The power itself has the derivative x^-t.
-    zero = x == 0
-    at_zero = (xp.where(zero, x, 1.0) ** (1 - t) - 1) / (1 - t)
-    return xp.where(zero, at_zero, phi(xp.log(xp.where(zero, 1.0, x)), 1 - t, xp=xp))
+    # At 0 and inf the chain rule through log is 0 times inf. The power itself has the derivative x^-t.
+    end = (x == 0) | (x == math.inf)
+    at_end = (xp.where(end, x, 1.0) ** (1 - t) - 1) / (1 - t)
+    return xp.where(end, at_end, phi(xp.log(xp.where(end, 1.0, x)), 1 - t, xp=xp))
 
 
 def exp_t(x: Array, t: Temperature, *, xp: Any) -> Array:

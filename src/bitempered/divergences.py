@@ -9,13 +9,13 @@ docs/math.md derives the formulas and tabulates the named special cases.
 
 import math
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from bitempered import core
 from bitempered.checks import check_number
+from bitempered.encoding import with_exact_slopes
 
 __all__ = [
     "alternate_convex_function",
@@ -230,6 +230,6 @@ def _namespace(**arrays: Array) -> Any:
     for name, x in arrays.items():
         if "float" not in str(x.dtype):
             raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; convert it")
-    return SimpleNamespace(
-        **vars(adapter.xp), log_softmax=lambda a, t: adapter.log_softmax_and_partition(a, t, a.ndim - 1)
-    )
+    xp = with_exact_slopes(adapter.xp)
+    xp.log_softmax = lambda a, t: adapter.log_softmax_and_partition(a, t, a.ndim - 1)
+    return xp

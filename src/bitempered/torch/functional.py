@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bitempered import core, kernels
 from bitempered.checks import check_temperature
-from bitempered.encoding import rescaled, shifted, weigh_elements
+from bitempered.encoding import rescaled, shifted, weigh_elements, with_exact_slopes
 from bitempered.kernels.options import LossOptions
 from bitempered.torch.autograd import (
     Temperature,
@@ -48,6 +48,7 @@ from bitempered.torch.sharded import (
 )
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_exact_slopes = with_exact_slopes(xp)
 
 
 def log_t(x: Tensor, t: float) -> Tensor:
@@ -64,7 +65,7 @@ def log_t(x: Tensor, t: float) -> Tensor:
     """
     t = check_temperature(t, "t")
     check_floating(x, "x")
-    return core.log_t(xp.widen(x), t, xp=xp).to(x.dtype)
+    return core.log_t(xp.widen(x), t, xp=_exact_slopes).to(x.dtype)
 
 
 def exp_t(x: Tensor, t: float) -> Tensor:
