@@ -214,6 +214,10 @@ def test_learnable_temperatures_start_where_told_and_learn():
     with torch.no_grad():
         half.raw_t2.fill_(1e30)
     assert half()[0] < 1 < half()[1] < 4
+    double = LearnableTemperatures(1.9, 2.1, (0, 2), (2, 4)).double()  # float32 losses round them
+    with torch.no_grad():
+        double.raw_t1.fill_(1e6)
+    assert bi_tempered_logistic_loss(torch.tensor(LOGITS).float(), torch.tensor(INDEX), *double()).isfinite()
 
 
 @pytest.mark.parametrize(

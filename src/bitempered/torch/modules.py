@@ -179,13 +179,17 @@ class LearnableTemperatures(nn.Module):
 
 
 def _between(raw: Tensor, low: float, high: float) -> Tensor:
-    """The middle of the bounds plus half their distance times raw / sqrt(1 + raw^2)."""
+    """The middle of the bounds plus the `_reach` times raw / sqrt(1 + raw^2)."""
     raw = raw.to(compute_dtype(raw.dtype))
-    margin = 4 * torch.finfo(raw.dtype).eps * high  # more than rounding takes
-    return (low + high) / 2 + ((high - low) / 2 - margin) * (raw / torch.hypot(raw, torch.ones_like(raw)))
+    return (low + high) / 2 + _reach(low, high) * (raw / torch.hypot(raw, torch.ones_like(raw)))
 
 
 def _raw(t: float, low: float, high: float) -> float:
     """The inverse of `_between`, except next to the bounds."""
-    x = min(max(2 * (t - low) / (high - low) - 1, -0.998), 0.998)
+    x = min(max((t - (low + high) / 2) / _reach(low, high), -0.998), 0.998)
     return x / math.sqrt(1 - x * x)
+
+
+def _reach(low: float, high: float) -> float:
+    """Half the distance of the bounds, less more than rounding takes, in float32: a loss may convert to that."""
+    return (high - low) / 2 - 4 * torch.finfo(torch.float32).eps * high
