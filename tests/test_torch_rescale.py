@@ -176,6 +176,21 @@ def test_bad_rescale():
         assert bi_tempered_logistic_loss(logits, target, 0.8, 20.0).isfinite()
 
 
+def test_bad_rescale_by_a_tensor():
+    logits, target = torch.zeros(2, 1000), torch.tensor([0, 1])
+    for t2 in (torch.tensor(20.0), torch.tensor([1.2, 20.0]), torch.tensor(20.0, requires_grad=True)):
+        for call in (
+            lambda t2=t2: bi_tempered_logistic_loss(logits, target, 0.8, t2, rescale=True),
+            lambda t2=t2: linear_bi_tempered_logistic_loss(
+                logits[:, :2], torch.zeros(1000, 2), target, 0.8, t2, rescale=True
+            ),
+            lambda t2=t2: BiTemperedLogisticLoss(0.8, t2, rescale=True).probabilities(logits),
+            lambda t2=t2: bi_tempered_binary_logistic_loss(logits[0, :2], target, 0.8, 10 * t2, rescale=True),
+        ):
+            with pytest.raises(ValueError, match="more than 1e30"):
+                call()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("rate", [0.3, 100.0])

@@ -43,10 +43,14 @@ def check_rescale(rescale: bool, classes: int, t2: float) -> None:
     """Validate the option `rescale` for Python numbers: its largest factor must fit into float32 with room to spare."""
     check_rescale_option(rescale)
     if rescale and (t2 - 1) * math.log10(max(classes, 1)) > 30:
-        raise ValueError(
-            f"rescale multiplies the logits by K^(t2 - 1), more than 1e30 for {classes} classes and t2 = {t2:g}:"
-            " choose a smaller t2"
-        )
+        raise rescale_overflow(classes, t2)
+
+
+def rescale_overflow(classes: int, t2: float) -> ValueError:
+    return ValueError(
+        f"rescale multiplies the logits by K^(t2 - 1), more than 1e30 for {classes} classes and t2 = {t2:g}:"
+        " choose a smaller t2"
+    )
 
 
 def check_label_smoothing(label_smoothing: float, error: type[Exception] = ValueError) -> None:

@@ -3,6 +3,7 @@
 Values are checked on CPU, asserted on the device on CUDA, and ignored under vmap, compile, export and graph capture.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -221,10 +222,16 @@ def check_temperature_values(t1: Temperature, t2: Temperature) -> None:
 
 
 def check_rescale(rescale: bool, classes: int, t2: Temperature) -> None:
-    """Validate the option `rescale`, and for a number t2 the size of its factor."""
+    """Validate the option `rescale`, and the size of its factor: of a tensor t2 as a value."""
     check_rescale_option(rescale)
     if not isinstance(t2, Tensor):
         checks.check_rescale(rescale, classes, t2)
+    elif rescale:
+        _check_values(
+            t2,
+            lambda: (t2 - 1) * math.log10(max(classes, 1)) <= 30,
+            lambda: checks.rescale_overflow(classes, t2.max().item()),
+        )
 
 
 def check_stored_options(t1: Temperature, t2: Temperature, rescale: bool) -> tuple[Temperature, Temperature, bool]:
