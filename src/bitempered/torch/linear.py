@@ -240,8 +240,8 @@ class _LinearLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *tensors, options, compute = arguments
-        ctx.save_for_backward(*tensors)
-        ctx.options, ctx.compute = options, compute
+        ctx.save_for_backward(*tensors, options.class_weight)  # so that autograd notices if one has changed
+        ctx.options, ctx.compute = options._replace(class_weight=None), compute
         needs = ctx.needs_input_grad[:5] if options.loss.reduction != "none" else _NOTHING
         loss, gradients = compute(Inputs(*tensors), options, needs=needs)
         if any(needs):
@@ -257,8 +257,9 @@ class _LinearLoss(torch.autograd.Function):
             )
         gradients, per_row = vars(ctx).pop("gradients", None), ctx.options.loss.reduction == "none"
         if gradients is None:
-            inputs, needs = Inputs(*ctx.saved_tensors), ctx.needs_input_grad[:5]
-            _, gradients = ctx.compute(inputs, ctx.options, needs=needs, g=g if per_row else None)
+            *tensors, class_weight = ctx.saved_tensors
+            options, needs = ctx.options._replace(class_weight=class_weight), ctx.needs_input_grad[:5]
+            _, gradients = ctx.compute(Inputs(*tensors), options, needs=needs, g=g if per_row else None)
         if not per_row:
             scale = implementation("triton").scale_ if ctx.compute is device_chunks else _scale
             gradients = tuple(None if x is None else scale(x, g, x.dim() - 1) for x in gradients)
