@@ -99,6 +99,29 @@ def test_backward_again():
             torch.testing.assert_close(3 * a, b, rtol=1e-13, atol=1e-15)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_class_weights_changed_before_backward_raise(reduction):
+    layer, target = make()
+    class_weight = torch.rand(CLASSES, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    loss = fused(layer, target, 0.8, 1.2, class_weight=class_weight, reduction=reduction).sum()
+    if reduction == "mean":  # forward has computed the first gradients
+        torch.autograd.grad(loss, layer, retain_graph=True)
+    class_weight *= 2
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, layer)
+
+
+def test_autocast_leaves_float64_alone():
+    layer, target = make()
+    want = fused(layer, target, 0.8, 1.2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = fused(layer, target, 0.8, 1.2)
+        assert loss.dtype == composed(layer, target, 0.8, 1.2).dtype == torch.float64
+        assert torch.equal(loss, want)
+        with pytest.raises(RuntimeError, match="weight must be of the device and dtype of hidden"):
+            fused((layer[0], layer[1].float(), layer[2]), target, 0.8, 1.2)
+
+
 def test_shared_and_frozen_weights():
     (_, weight, _), target = make()
     tokens = torch.arange(ROWS) % CLASSES

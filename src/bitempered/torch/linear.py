@@ -148,7 +148,7 @@ def _prepare(
         )
     if target.requires_grad:
         raise RuntimeError("target cannot require a gradient here; detach it, or use bi_tempered_logistic_loss")
-    if torch.is_autocast_enabled(hidden.device.type):
+    if torch.is_autocast_enabled(hidden.device.type) and hidden.dtype != torch.float64:  # which it leaves alone
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
@@ -363,7 +363,10 @@ def _check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, least: 
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
         if not x.is_floating_point():
             raise RuntimeError(f"{name} must hold floating-point numbers, got {x.dtype}")
-        if x.device != hidden.device or (x.dtype != hidden.dtype and not torch.is_autocast_enabled(x.device.type)):
+        as_hidden = x.dtype == hidden.dtype
+        if torch.is_autocast_enabled(hidden.device.type):  # converts all but float64
+            as_hidden |= torch.float64 not in (x.dtype, hidden.dtype)
+        if x.device != hidden.device or not as_hidden:
             raise RuntimeError(
                 f"{name} must be of the device and dtype of hidden, {hidden.device} and {hidden.dtype},"
                 f" got {x.device} and {x.dtype}"
