@@ -95,6 +95,30 @@ def test_log_t_has_its_slope_at_zero(t, slope):
     assert torch.autograd.grad(value, x)[0] == slope
 
 
+@pytest.mark.parametrize("t", [0.0, 0.5, 1.0, 1.5])
+def test_log_t_has_its_slope_far_from_one(t):
+    for dtype, rtol in ((torch.float32, 1e-6), (torch.float64, 1e-13)):
+        x = torch.tensor([1e-12, 1e-6, 1e-3, 0.3, 3.0, 1e6, torch.inf], dtype=dtype, requires_grad=True)
+        (slope,) = torch.autograd.grad(log_t(x, t).sum(), x)
+        torch.testing.assert_close(slope, x.detach() ** -t, rtol=rtol, atol=0.0)
+
+
+def test_scalar_functions_compile():
+    def f(x):
+        return log_t(x, 0.5) + exp_t(x, 1.2)
+
+    x = torch.tensor([1e-6, 0.5, 3.0])
+    assert torch.equal(torch.compile(f, backend="eager", fullgraph=True)(x), f(x))
+
+
+@pytest.mark.parametrize("t", [1.5, 2.0, 10.0])
+def test_exp_t_rises_infinitely_where_it_is_infinite(t):
+    x = torch.tensor([1 / (t - 1), 5.0, 1e30], requires_grad=True)
+    value = exp_t(x, t)
+    assert (value == torch.inf).all()
+    assert (torch.autograd.grad(value.sum(), x)[0] == torch.inf).all()
+
+
 @pytest.mark.parametrize(("t1", "t2"), [(0.5, 0.8), (1.0, 1.0), (0.8, 1.2), (1.3, 1.6)])
 @pytest.mark.parametrize("weight", [None, torch.arange(1.0, 6).double()], ids=["plain", "weighted"])
 def test_gradient_in_probability_targets(t1, t2, weight):

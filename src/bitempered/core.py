@@ -131,8 +131,8 @@ def exp_t(x: Array, t: Temperature, *, xp: Any) -> Array:
     Where the bracket is not positive, the value is 0 for t < 1 and infinite for t > 1.
     """
     outside = (1 - t) * x <= -1
-    inside = psi(xp.where(outside, 0.0, x), 1 - t, xp=xp)
-    return xp.exp(xp.where(outside, (t - 1) * math.inf, inside))
+    far = (t - 1) * math.inf * xp.where(outside & (x > 0), x, 1.0)  # x makes the derivative infinite too, for t > 1
+    return xp.exp(xp.where(outside, far, psi(xp.where(outside, 0.0, x), 1 - t, xp=xp)))
 
 
 def scales(classes: int, t1: Temperature, t2: Temperature) -> tuple[Temperature, Temperature]:
