@@ -128,6 +128,29 @@ def test_the_verdicts_on_the_default_schedule_are_those_of_its_table():
     assert round(min(better)) == -2  # "two points ahead"
 
 
+def test_the_verdicts_on_the_convolutional_net_are_those_of_its_table():
+    clean, noisy, decays = [], [], []
+    for line in (ROOT / "results/convnet/convnet.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith(("| SGD", "| Adam")):
+            accuracies = [float(cell.split(": ")[-1].split()[0]) for cell in (*cells[2:6], cells[7])]
+            (clean if cells[1] == "0%" else noisy).append((accuracies, *map(float, cells[6].split(" / "))))
+            decays.append("decay" in cells[0])
+    assert sum(decays) == 2
+    assert len(noisy) == len(clean) == 3
+    when, findings = (" ".join(PAGES[name].split()) for name in ("when", "findings"))
+    last, chosen = ([row[place] for row in noisy] for place in (1, 2))
+    for page in (when, findings):
+        assert f"At 40 % noise it gains {min(last):.0f} to {max(last):.0f} points over cross-entropy" in page
+    assert f"and {min(chosen):g} to {max(chosen):g} at the chosen one" in when
+    assert f"Without noise it loses at most {-min(number for row in clean for number in row[1:]):g}." in when
+    gce, slower = ([a[place] - a[3] for a, *_ in noisy] for place in (1, 4))
+    assert f"cross-entropy is ahead of it by {min(gce):.0f} to {max(gce):.0f} points" in when
+    assert f"at the best of four rates by {min(slower):.0f} to {max(slower):.0f}." in when
+    for (logistic, _, constant, *_), *_ in noisy:
+        assert constant - logistic < 5  # "does not keep this net from memorising"
+
+
 def test_no_table_of_results_is_copied():
     """The page links to them. The site replaces a link named Table by the table."""
     for name, text in PAGES.items():

@@ -246,8 +246,9 @@ at the rate of the logistic loss. It was chosen with perceptrons on digits and M
 chosen here. The last column is the logistic loss at the one of {1 + len(SLOWER["sgd"])} rates whose last epoch is
 best on the noisy validation labels.
 
-Three convolutions with batch normalisation, and two dense layers. {first["rows"]:,} training images, {first["epochs"]} epochs
-in batches of {first["batch_size"]}, a constant rate, no augmentation; SGD has momentum {first["momentum"]:g}.
+Three convolutions with batch normalisation, and two dense layers. {first["rows"]:,} training images,
+{first["epochs"]} epochs in batches of {first["batch_size"]}, a constant rate, no augmentation.
+SGD has momentum {first["momentum"]:g}.
 
 {report.made_by_commits(rows)}.
 
