@@ -136,6 +136,16 @@ def test_every_name_of_a_sqlite_file_has_the_same_lock(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["study.db", "study.db.lock"]
 
 
+@pytest.mark.parametrize("name", ["what?mode=ro", "{name}", "50%3F #1", "a b@c:d"])  # special in a URL or a template
+def test_a_storage_may_have_any_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, storage in enumerate([name, tmp_path / name], start=1):
+        assert len(tune(bowl, trials=number, storage=storage).study.trials) == number
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name, f"{name}.lock"]
+    assert len(tune(bowl, trials=1, storage="").study.trials) == 1  # in memory
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 BAD = {
     "trials": ({"trials": 0}, ValueError, "trials must be a whole number of at least 1, got 0"),
     "half a trial": ({"trials": 2.5}, ValueError, "trials must be a whole number of at least 1, got 2.5"),

@@ -15,6 +15,7 @@ import fcntl
 import inspect
 import json
 import math
+import sqlite3
 import threading
 import time
 import warnings
@@ -253,14 +254,21 @@ def _stored(optuna: Any, storage: str | Path | None) -> tuple[Callable[[], Any] 
         return None, nullcontext
     from sqlalchemy.engine import make_url
 
-    url = str(storage) if "://" in str(storage) else f"sqlite:///{storage}"
+    plain = "://" not in str(storage)
+    url = "sqlite:///study.db" if plain else str(storage)  # of a plain name only the kind
     lock: Callable[[], Any] = nullcontext
     options: dict[str, Any] = {}
     if url.startswith("postgresql"):
         lock = _lock_of_server(url)
-    elif url.startswith("sqlite") and (database := make_url(url).database) not in (None, "", ":memory:"):
-        lock = _lock_of_file(Path(f"{database}.lock"))
-        options = {"connect_args": {"timeout": BUSY_SECONDS}}
+    elif url.startswith("sqlite"):
+        file = str(storage) if plain else make_url(url).database
+        if file in (None, "", ":memory:"):
+            url = "sqlite://"
+        else:
+            lock = _lock_of_file(Path(f"{file}.lock"))
+            options = {"connect_args": {"timeout": BUSY_SECONDS}}
+            if plain:  # in a URL, ?, % and braces would mean something else
+                options = {"creator": lambda: sqlite3.connect(str(storage), BUSY_SECONDS, check_same_thread=False)}
     return (lambda: optuna.storages.RDBStorage(url, engine_kwargs=options)), lock
 
 
