@@ -172,6 +172,7 @@ def divide(name: str, features: np.ndarray, labels: np.ndarray, rows: int, seed:
         )
     except ValueError as error:
         raise DataError(
-            f"{name}: cannot set {rows} of {len(labels)} rows aside with their share of each class: {error}"
+            f"{name}: cannot set {rows} of {len(labels)} rows aside with their share of each class: {error}; "
+            "leave out rare classes or add rows"
         ) from error
     return (rest_x, rest_y), (aside_x, aside_y)

@@ -243,8 +243,9 @@ def read_table(path: Path, label_column: str, like: TableRows | None = None) -> 
     """
     columns = read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
     if label_column not in columns:
+        alone = "; it has one column: save it with commas between the values" if len(columns) == 1 else ""
         raise DataError(
-            f"{path} has no column {label_column!r}; choose from: {first_names(columns)} (with --label-column)"
+            f"{path} has no column {label_column!r}; choose from: {first_names(columns)} (with --label-column){alone}"
         )
     given = columns.pop(label_column)
     if not columns or not given:
@@ -327,8 +328,22 @@ def number_classes(path: Path, given: list[Any]) -> tuple[np.ndarray, list[str]]
                 )
         labels = [int(text) if text.strip().lstrip("+-").isdigit() else int(Decimal(text)) for text in labels]
     classes = sorted(set(labels))
+    if others:
+        check_spaces(path, classes)
     place = {label: i for i, label in enumerate(classes)}
     return np.array([place[label] for label in labels], np.int64), [str(label) for label in classes]
+
+
+def check_spaces(path: Path, classes: list[str]) -> None:
+    """Raise a DataError if two classes differ in nothing but the spaces around their names."""
+    known: dict[str, str] = {}
+    for name in classes:
+        other = known.setdefault(name.strip(), name)
+        if other != name:
+            raise DataError(
+                f"{path}: the labels {other!r:.80} and {name!r:.80} differ only in the spaces around them; write them "
+                "alike"
+            )
 
 
 def read_csv(path: Path) -> dict[str, list[Any]]:
@@ -337,7 +352,9 @@ def read_csv(path: Path) -> dict[str, list[Any]]:
         if "\0" in text:
             raise DataError(f"cannot read {path}: it holds NUL characters, which no text has; save it as CSV in UTF-8")
         header, *rows = [line for line in csv.reader(io.StringIO(text, newline=""), strict=True) if line]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read {path}: {error}; it must be CSV in UTF-8, not compressed") from error
+    except (OSError, csv.Error) as error:
         raise DataError(f"cannot read {path}: {error}") from error
     except ValueError as error:
         raise DataError(f"{path} is empty: expected a line of column names, then rows") from error
@@ -365,7 +382,7 @@ def read_parquet(path: Path) -> dict[str, list[Any]]:
 
 
 def first_names(names: Iterable[str], count: int = 20) -> str:
-    """List the first names, and the number of the others."""
+    """List the first names, those with spaces around them in quotes, and the number of the others."""
     every = list(names)
     rest = f" and {len(every) - count} more" if len(every) > count else ""
-    return ", ".join(name[:80] for name in every[:count]) + rest
+    return ", ".join(name[:80] if name == name.strip() else repr(name[:80]) for name in every[:count]) + rest
