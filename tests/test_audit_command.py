@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import warnings
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -128,6 +129,28 @@ def test_odd_names_and_huge_values(tmp_path):
     assert "1e+300" in page.text or "6e-300" in page.text
     assert max(map(len, page.text[1:])) < 5000
     assert rows_of(tmp_path / "cleaned.csv")[3]["y"] == names[1]
+
+
+def test_a_cleaned_table_can_be_read_again(tmp_path):
+    """In Parquet a column may hold truth values, which a CSV has no number for."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    column = [i % 2 == 1 for i in range(40)]
+    table = {"x": [float(i % 2) for i in range(40)], "odd": column, "label": [str(value) for value in column]}
+    parquet.write_table(pa.table(table), tmp_path / "t.parquet")
+    done = invoke("audit", tmp_path / "t.parquet", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    again = read_table(tmp_path / "cleaned.csv", "label")
+    assert again.features[:, 1].tolist() == column
+    assert again.classes == ["False", "True"]
+
+
+def test_many_classes_get_no_warning_of_another_package(tmp_path):
+    (tmp_path / "t.csv").write_text("x,label\n" + "".join(f"{i},{i % 30}\n" for i in range(60)))
+    rows = audits.read(str(tmp_path / "t.csv"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        audits.run(rows)
+    assert caught == []
 
 
 def test_clean_labels_are_called_clean(tmp_path):

@@ -103,6 +103,7 @@ def run(
     cv = RepeatedStratifiedKFold(n_splits=folds, n_repeats=repeats, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the epochs are the length of the schedule
+        warnings.filterwarnings("ignore", "The number of unique classes is greater than 50%")  # they are classes
         classes, given, probs = out_of_fold(estimator, features, rows.labels, cv, tell)
     found = label_issues(given, probs, score=score)
     names = np.array(rows.classes)[classes]
@@ -142,6 +143,9 @@ def cleaned_csv(audited: Audited, label_column: str) -> bytes:
     columns[label_column] = [
         suggested[i] if wrong[i] else as_text(given) for i, given in enumerate(columns[label_column])
     ]
+    for name, values in columns.items():
+        if name != label_column and any(isinstance(value, bool) for value in values):  # a CSV holds numbers
+            columns[name] = [int(value) if isinstance(value, bool) else value for value in values]
     return to_csv(list(columns), list(zip(*columns.values(), strict=True)))
 
 
