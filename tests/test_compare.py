@@ -67,6 +67,8 @@ def test_split_is_stratified_disjoint_and_fixed_by_its_seed():
         ({"levels": ()}, "noise levels must be"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"seeds": -1}, "seeds must be at least 1, got -1"),
+        ({"seeds": 101}, "seeds must be at most 100, got 101"),  # the next ones are the search's
+        ({"epochs": 10**20}, "epochs must be at most 100,000, got 1"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"rates": (float("nan"),)}, r"learning rates must be positive and finite, got \[nan\]"),
         ({"rates": (float("inf"), 1.0)}, "learning rates must be positive and finite"),

@@ -34,6 +34,7 @@ __all__ = ["METRICS", "Member", "Training", "rate_factors", "staircase", "train"
 MEASURED_ROWS = 5_000  # training rows whose accuracy is measured after each epoch
 
 WIDTH = 256
+MOST_EPOCHS = 100_000  # the rate of every step is kept in memory
 METRICS = ("training_loss", "validation", "test", "clean", "noisy")  # of each member after each epoch
 Metrics = list[dict[str, Any]]  # by epoch; each value is a number, or a list with one per member
 
@@ -63,6 +64,8 @@ class Training:
         for name in ("epochs", "batch_size", "width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.epochs > MOST_EPOCHS:
+            raise ValueError(f"epochs must be at most {MOST_EPOCHS:,}, got {self.epochs}")
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay must be a finite number >= 0, got {self.weight_decay}")
         if self.width != WIDTH and not NETWORKS[self.network].has_width:

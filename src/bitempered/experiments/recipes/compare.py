@@ -97,6 +97,8 @@ def request(
     """
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
+    if seeds > SEARCH_SEED:  # the next ones are the search's
+        raise ValueError(f"seeds must be at most {SEARCH_SEED}, got {seeds}")
     check_dataset(dataset)
     if label_column is not None and not is_table(dataset):
         raise ValueError(f"--label-column is for a table of your own; {dataset} has labels, so leave it out")
