@@ -69,6 +69,8 @@ def test_split_is_stratified_disjoint_and_fixed_by_its_seed():
         ({"seeds": -1}, "seeds must be at least 1, got -1"),
         ({"seeds": 101}, "seeds must be at most 100, got 101"),  # the next ones are the search's
         ({"epochs": 10**20}, "epochs must be at most 100,000, got 1"),
+        ({"dataset": "caf\udce9.csv"}, r"the name 'caf\\udce9.csv' is not UTF-8; rename the file"),
+        ({"dataset": "a.csv", "test_file": "\udce9.csv"}, r"the name '\\udce9.csv' is not UTF-8; rename the file"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"rates": (float("nan"),)}, r"learning rates must be positive and finite, got \[nan\]"),
         ({"rates": (float("inf"), 1.0)}, "learning rates must be positive and finite"),

@@ -12,7 +12,7 @@ import numpy as np
 from bitempered import noise
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.data import Dataset, HumanLabels, Split, fingerprint, weak_labels
-from bitempered.experiments.datasets import DATASETS, LABEL_COLUMN, check_dataset, is_table, read
+from bitempered.experiments.datasets import DATASETS, LABEL_COLUMN, check_dataset, check_name, is_table, read
 from bitempered.experiments.files import read_rows, value
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
@@ -90,6 +90,8 @@ class Comparison:
             raise ValueError(f"{self.dataset} has test rows of its own; --test is for a .csv or .parquet file")
         if self.test_file is not None and not is_table(self.test_file):
             raise ValueError(f"--test must be a path that ends in .csv or .parquet, got {self.test_file!r}")
+        if self.test_file is not None:
+            check_name(self.test_file)
         levels = [cell.noise for cell in self.cells]
         if not levels or not all(0 <= level <= 1 for level in levels):
             raise ValueError(f"noise levels must be in [0, 1], got {list(dict.fromkeys(levels))}")

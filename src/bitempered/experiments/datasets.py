@@ -28,6 +28,7 @@ __all__ = [
     "LABEL_COLUMN",
     "DatasetEntry",
     "check_dataset",
+    "check_name",
     "default_training",
     "is_table",
     "read",
@@ -138,6 +139,13 @@ def check_dataset(name: str) -> None:
     if name not in DATASETS and not is_table(name):
         known = [*DATASETS, "a path that ends in .csv or .parquet"]
         raise ValueError(f"unknown dataset {name!r}; choose from: {', '.join(known)}")
+    check_name(name)
+
+
+def check_name(name: str) -> None:
+    """Raise a ValueError if the name of a file cannot be written to rows and pages, which are in UTF-8."""
+    if not name.isprintable() and any("\ud800" <= character <= "\udfff" for character in name):
+        raise ValueError(f"the name {name!r} is not UTF-8; rename the file")
 
 
 def is_table(name: str) -> bool:
