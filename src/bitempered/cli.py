@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 from bitempered.experiments import recipes
 from bitempered.experiments.files import stopped
-from bitempered.experiments.progress import progress_bar
+from bitempered.experiments.progress import printing, progress_bar
 from bitempered.extras import install
 
 NEEDS = {
@@ -577,7 +577,8 @@ def stop_at_once(number: int, frame: object) -> NoReturn:
 def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a script that ignores Ctrl-C
         signal.signal(signal.SIGINT, stop_at_once)
-    app(prog_name="bitempered")
+    with printing():
+        app(prog_name="bitempered")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,35 @@
-"""Progress of the commands: a bar on a terminal, lines elsewhere."""
+"""What commands print: their progress, as a bar on a terminal and lines elsewhere, and all of it where little fits."""
 
+import errno
+import io
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["ProgressLines", "progress_bar"]
+__all__ = ["ProgressLines", "printing", "progress_bar"]
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Print what an encoding lacks as question marks, and end with one line if the output cannot be written.
+
+    A reader that stops reading, as `head` does, needs no line.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            print(f"bitempered: cannot print the output: {error}", file=sys.stderr)
+        os._exit(1)  # the end of Python would try to write the rest again
 
 
 @contextmanager
