@@ -1,13 +1,21 @@
-"""What commands do where little can be printed."""
+"""What commands do where little can be printed, and with rows that somebody has edited."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import experiment_cases
 import pytest
+from experiment_cases import TINY, error_lines, invoke, silent
 
+from bitempered.experiments import cells, recipes
+from bitempered.experiments.files import BadRows, read_rows, write_rows
+from bitempered.experiments.recipes import compare
+
+tiny = experiment_cases.tiny
 PROTOCOL_B = Path(__file__).parents[1] / "results" / "protocol-b"
 
 
@@ -30,3 +38,41 @@ def test_output_that_cannot_be_written_gets_one_line(tmp_path):
         done = report(tmp_path / "rows", full)
     assert done.returncode == 1
     assert done.stderr == b"bitempered: cannot print the output: [Errno 28] No space left on device\n"
+
+
+def damaged(tiny, folder, name, change):
+    """Copy a finished comparison and change its last row of a file."""
+    shutil.copytree(tiny[1], folder)
+    rows = read_rows(folder / name)
+    change(rows[-1])
+    write_rows(folder / name, rows)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["test_last", "validation_chosen", "chosen_epoch", "date"])
+def test_a_row_without_its_results_is_named(name, tiny, tmp_path):
+    folder = damaged(tiny, tmp_path / "rows", "compare.jsonl", lambda row: row.pop(name))
+    message = rf"bi-tempered at noise 0.4, seed 1 lacks {name}; delete the row to train it again"
+    with pytest.raises(BadRows, match=message):
+        cells.run(TINY, folder, silent)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"), [(None, "a row has no accuracies by epoch"), ([0.5], "rows have 2 and 1 epochs")]
+)
+def test_damaged_curves_get_one_line(values, message, tiny, tmp_path):
+    folder = damaged(tiny, tmp_path / "rows", "curves.jsonl", lambda row: row.update(test=values))
+    done = invoke("report", folder)
+    assert done.exit_code == 1
+    assert f"curves.jsonl is damaged: {message}" in done.stderr
+    assert len(error_lines(done)) == 1
+    with pytest.raises(BadRows, match=message):
+        compare.render(folder / "compare.jsonl")
+
+
+@pytest.mark.parametrize("smoothing", [-1, 1e308])
+def test_rows_with_odd_smoothing_get_one_line(smoothing, tiny, tmp_path):
+    folder = damaged(tiny, tmp_path / "rows", "compare.jsonl", lambda row: row.update(smoothing=smoothing))
+    with pytest.raises(BadRows, match="label_smoothing must be between 0 and 1"):
+        recipes.render(folder)
+    assert json.loads((folder / "compare.jsonl").read_text().splitlines()[-1])["smoothing"] == smoothing

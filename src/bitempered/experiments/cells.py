@@ -13,7 +13,7 @@ from bitempered import noise
 from bitempered.experiments.checkpoints import Checkpoint
 from bitempered.experiments.data import Dataset, HumanLabels, Split, fingerprint, weak_labels
 from bitempered.experiments.datasets import DATASETS, LABEL_COLUMN, check_dataset, check_name, is_table, read
-from bitempered.experiments.files import read_rows, value
+from bitempered.experiments.files import BadRows, read_rows, value
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.runs import Job, Progress, Row, Tell, identity, make, one_thread, plain
@@ -38,6 +38,14 @@ __all__ = [
 
 NOT_FINITE = "the training loss is not finite"
 NOISE = ("symmetric", "symmetric-all", "pair-flip", "class-dependent", "weak-model", "human")
+# Keys of what a run gives, and of what made it.
+RESULTS_OF_A_RUN = (
+    *(f"{part}_{moment}" for part in ("validation", "test") for moment in ("last", "chosen")),
+    "chosen_epoch",
+    "fleet",
+    "fleet_seconds",
+)
+PROVENANCE = ("commit", "device", "torch", "date")
 # Keys that vary within a comparison, and keys that are fixed.
 VARYING = ("noise", "loss", "numbers", "schedule", "rescale", "smoothing", "learning_rate", "seed")
 FIXED = (
@@ -154,8 +162,32 @@ def curves_of(folder: Path, rows: list[Row]) -> list[Row]:
     def key(row: Row) -> str:
         return str([value(row, name) for name in (*VARYING, *FIXED, "data")])
 
-    kept = {key(curve): curve for curve in read_rows(folder / "curves.jsonl")}
-    return [kept[key(row)] for row in rows if key(row) in kept]
+    path = folder / "curves.jsonl"
+    kept = {key(curve): curve for curve in read_rows(path)}
+    found = [kept[key(row)] for row in rows if key(row) in kept]
+    for curve in found:
+        values = curve.get("test")
+        if not isinstance(values, list) or not all(is_number(value) for value in values):
+            raise BadRows(f"{path} is damaged: a row has no accuracies by epoch ('test'); move the file away")
+        if len(values) != (expected := len(found[0]["test"])):
+            raise BadRows(f"{path} is damaged: rows have {expected} and {len(values)} epochs; move the file away")
+    return found
+
+
+def check_results(path: Path, rows: list[Row]) -> None:
+    """Raise a BadRows if a row lacks the results of its run: somebody has edited the file."""
+    for row in rows:
+        missing = [name for name in RESULTS_OF_A_RUN if not is_number(row.get(name))]
+        missing += [name for name in PROVENANCE if not isinstance(row.get(name), str)]
+        if missing:
+            where = f"{row['loss']} at noise {row['noise']:g}, seed {row['seed']}"
+            raise BadRows(
+                f"{path} is damaged: the row of {where} lacks {', '.join(missing)}; delete the row to train it again"
+            )
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read_data(comparison: Comparison, data_dir: Path | None) -> Dataset:
@@ -220,7 +252,9 @@ def run(
 
     # Layers this small gain nothing from a second thread (and lose much if cores are shared).
     with one_thread(device == "cpu" and NETWORKS[comparison.training.network].flat):
-        return make([partial(job, seed) for seed in comparison.seeds], folder, name, progress, device=device)
+        rows = make([partial(job, seed) for seed in comparison.seeds], folder, name, progress, device=device)
+    check_results(folder / f"{name}.jsonl", rows)
+    return rows
 
 
 def prepare(

@@ -73,6 +73,8 @@ class Loss:
             raise ValueError(f"schedule must be BEGIN..FINISH or BEGIN..EPOCH..T1..T2..FINISH, got {given}")
         if self.rescale not in (False, True, "logits"):
             raise ValueError(f'rescale must be False, True or "logits", got {self.rescale!r}')
+        if not 0 <= self.smoothing <= 1:
+            raise ValueError(f"label_smoothing must be between 0 and 1, got {self.smoothing}")
         # Finds bad numbers before any work.
         self.at(0)(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
 
