@@ -1,4 +1,4 @@
-"""What commands do where little can be printed, and with rows that somebody has edited."""
+"""What commands do where little can be printed, with rows that somebody has edited, and with odd figures."""
 
 import json
 import os
@@ -11,8 +11,10 @@ import experiment_cases
 import pytest
 from experiment_cases import TINY, error_lines, invoke, silent
 
-from bitempered.experiments import cells, recipes
+from bitempered.experiments import cells, compare_report, recipes
+from bitempered.experiments import report as report_parts
 from bitempered.experiments.files import BadRows, read_rows, write_rows
+from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import compare
 
 tiny = experiment_cases.tiny
@@ -76,3 +78,43 @@ def test_rows_with_odd_smoothing_get_one_line(smoothing, tiny, tmp_path):
     with pytest.raises(BadRows, match="label_smoothing must be between 0 and 1"):
         recipes.render(folder)
     assert json.loads((folder / "compare.jsonl").read_text().splitlines()[-1])["smoothing"] == smoothing
+
+
+# Figures
+
+
+def drawn(losses, epochs):
+    """Draw a comparison with made-up accuracies; return its figure, laid out."""
+    recipe = experiment_cases.comparison(losses=losses, levels=(0.4,), seeds=1, epochs=epochs)
+    made = [recipe.setting(cell, 0) for cell in recipe.cells]
+    rows = [row | {"chosen_epoch": 1, "test_chosen": 0.5 + place / 100} for place, row in enumerate(made)]
+    curves = [row | {"test": [row["test_chosen"]] * epochs} for row in rows]
+    figure = compare_report.figure(recipe, rows, curves)
+    figure.draw_without_rendering()
+    return figure
+
+
+def test_long_names_of_losses_are_whole():
+    schedules = [(1.25, 12.5, 0.123, 1.456, last) for last in (50.25, 60.25)]
+    losses = [Loss("bi-tempered", (0.123, 1.987), schedule, smoothing=0.125) for schedule in schedules]
+    figure = drawn((Loss("logistic"), *losses), 60)
+    texts = figure.legends[0].get_texts()
+    assert {text.get_text().replace("\n", "") for text in texts} >= {loss.text for loss in losses}
+    for text in texts:
+        box = text.get_window_extent()
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
+
+
+def test_twelve_lines_of_a_loss_look_different():
+    names = [("bi-tempered", place < 2) for place in range(12)] + [("gce", False)] * 5
+    assert len(set(report_parts.looks(names))) == 17
+    assert report_parts.looks(names[:4]) == [("tab:blue", style) for style in report_parts.MARKS]
+
+
+def test_one_epoch_is_one_tick_and_its_marks_are_inside():
+    axes = drawn((Loss("logistic"), Loss("mae")), 1).axes[0]
+    assert axes.get_xticks().tolist() == [1]
+    low, high = axes.get_ylim()
+    margin = 0.02 * (high - low)
+    assert low + margin < 50 < 51 < high - margin

@@ -1,5 +1,6 @@
 """What `bitempered compare` shows of its rows: a table, notes on how to read it, and a figure."""
 
+import textwrap
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,6 +30,7 @@ from bitempered.experiments.runs import Row
 
 __all__ = ["figure", "lines", "markdown", "notes", "pages", "table"]
 
+NAME_WIDTH = 50  # characters of a line in the figure's legend
 MARK: dict[str, Any] = {"markerfacecolor": "none", "markeredgewidth": 2, "linewidth": 1}  # of a chosen epoch
 
 
@@ -275,13 +277,17 @@ def figure(comparison: Comparison, rows: list[Row], curves: list[Row]) -> Figure
     series_looks = looks([(loss.name, bool(loss.schedule)) for loss, _ in series])
     several = [loss for loss in losses(comparison) if sum(loss == other for other, _ in series) > 1]
     # The figure object itself, not pyplot: it needs no display and keeps no global state.
-    width, height = 4.5 * len(shown) + 0.5, 3.6 + 0.22 * -(-len(series) // len(shown))
+    names = [
+        textwrap.fill(loss_name(comparison, loss) + (f", rate {rate:g}" if loss in several else ""), NAME_WIDTH)
+        for loss, rate in series
+    ]
+    in_legend = len(series) + sum(name.count("\n") for name in names)  # lines
+    width, height = 4.5 * len(shown) + 0.5, 3.6 + 0.22 * -(-in_legend // len(shown))
     canvas = Figure(figsize=(width, height), dpi=150, layout="constrained")
     panels = canvas.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for axes, level in zip(panels, shown, strict=True):
-        for (loss, rate), look in zip(series, series_looks, strict=True):
+        for (loss, rate), look, name in zip(series, series_looks, names, strict=True):
             cell = Cell(loss, level, rate)
-            name = loss_name(comparison, loss) + (f", rate {rate:g}" if loss in several else "")
             draw_curves(axes, [curve["test"] for curve in rows_of(curves, cell)], look, name)
             chosen = rows_of(rows, cell)
             if chosen:
@@ -295,11 +301,13 @@ def figure(comparison: Comparison, rows: list[Row], curves: list[Row]) -> Figure
             else noise_in_words(level, comparison.noise_model)
         )
         axes.set_xlabel("epoch")
+        if comparison.training.epochs == 1:
+            axes.set_xticks([1])
         axes.grid(alpha=0.3)
     later = [
         100 * min(curve["test"][len(curve["test"]) // 5 :])
         for curve in curves
-        if curve["test"] and curve["noise"] in shown
+        if len(curve["test"]) > 1 and curve["noise"] in shown
     ]
     if later:  # the first climb would leave little room for the rest
         panels[0].set_ylim(bottom=max(0, 10 * (min(later) // 10) - 10))

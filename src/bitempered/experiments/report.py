@@ -14,6 +14,7 @@ from statistics import mean, stdev
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from rich.table import Table
 
@@ -193,6 +194,8 @@ def first_table(page: str) -> str:
 def looks(losses: list[tuple[str, bool]]) -> list[tuple[str, str]]:
     """Return the colour and style of each line, from a loss's name and whether it has a schedule: that one is solid.
 
+    From the fifth line of a loss on, its colour is darker, then lighter.
+
     >>> looks([("logistic", False), ("bi-tempered", False), ("bi-tempered", True)])
     [('tab:orange', '-'), ('tab:blue', '--'), ('tab:blue', '-')]
     """
@@ -201,8 +204,21 @@ def looks(losses: list[tuple[str, bool]]) -> list[tuple[str, str]]:
     for place in order:
         name = losses[place][0]
         earlier = sum(losses[other][0] == name for other in found)
-        found[place] = LOSSES[name].colour, STYLES[earlier % len(STYLES)]
+        found[place] = shade(LOSSES[name].colour, earlier // len(STYLES)), STYLES[earlier % len(STYLES)]
     return [found[place] for place in range(len(losses))]
+
+
+def shade(colour: str, number: int) -> str:
+    """Return a colour, a darker one and a lighter one for the numbers 0, 1 and 2, and so on.
+
+    >>> shade("tab:blue", 0), shade("tab:blue", 1), shade("tab:blue", 2)
+    ('tab:blue', '#103c5a', '#8fbbda')
+    """
+    if number % 3 == 0:
+        return colour
+    lightest = 1.0 if number % 3 == 2 else 0.0
+    red, green, blue = to_rgb(colour)
+    return to_hex(((red + lightest) / 2, (green + lightest) / 2, (blue + lightest) / 2))
 
 
 def loss_names(losses: Iterable[Loss]) -> dict[Loss, str]:
