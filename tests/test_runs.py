@@ -284,7 +284,8 @@ from experiment_cases import comparison
 folder, seconds, seeds, overlap = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
 checkpoints.SAVE_SECONDS = 0
 torch.set_num_threads(1)  # a pool of threads does not outlive a fork
-runs.provenance = lambda device: {"commit": "this"}  # whose three processes take most of the time
+# whose three processes take most of the time
+runs.provenance = lambda device: {"commit": "this", "device": "cpu", "torch": "2"}
 
 
 def recipe(second):

@@ -1,4 +1,4 @@
-"""The registered networks, by name, and those of figure 2, table 2 and the protocols.
+"""The registered networks, by name, and those of figure 2, table 2, `convnet` and the protocols.
 
 To add one to `compare`, write a function that returns a `Network` and add an entry to `NETWORKS`.
 
