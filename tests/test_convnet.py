@@ -106,6 +106,17 @@ def test_training_learns_and_an_interrupted_run_goes_on_with_the_same_numbers(im
     assert not checkpoint.exists()
 
 
+def test_no_two_runs_share_a_lock(images):
+    data = read("fashion-mnist", images)
+    for optimizer, decay in convnet.TRAININGS:
+        runs = [
+            convnet.Setting(optimizer, decay, loss, rate, level, 0, 30, 100)
+            for loss, rate in convnet.contenders(optimizer, 30)
+            for level in convnet.LEVELS
+        ]
+        assert len({convnet.job(run, data, "cpu").name for run in runs}) == len(runs)
+
+
 def test_wrong_labels_are_counted_and_test_labels_stay_clean(images, monkeypatch):
     data, seen = read("fashion-mnist", images), {}
     monkeypatch.setattr(convnet, "train", lambda setting, parts, *_: seen.update(parts=parts) or [])

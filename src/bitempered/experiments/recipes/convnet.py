@@ -121,8 +121,9 @@ def job(setting: Setting, data: Dataset, device: str) -> Job:
         return [results], [{name: [row[name] for row in metrics] for name in last}]
 
     way = f"{setting.optimizer}-decay{setting.weight_decay:g}-noise{setting.noise:g}"
-    name = f"seed{setting.seed}-{way}-{setting.loss.name}-rate{setting.rate:g}"
-    return Job(name, [run], train_one, setting.epochs)
+    loss = setting.loss.name + "-annealed" * bool(setting.loss.schedule)
+    # A lock and checkpoints of its own for each run.
+    return Job(f"seed{setting.seed}-{way}-{loss}-rate{setting.rate:g}", [run], train_one, setting.epochs)
 
 
 def train(
