@@ -55,9 +55,9 @@ def made_up():
     rows = []
     for optimizer, decay in convnet.TRAININGS:
         for level in convnet.LEVELS:
-            for loss, rate in convnet.contenders(optimizer, 30):
+            for loss, rate in convnet.contenders(10, optimizer, 30):
                 for seed in range(3):
-                    setting = convnet.Setting(optimizer, decay, loss, rate, level, seed, 30, 10_000)
+                    setting = convnet.Setting("fashion-mnist", optimizer, decay, loss, rate, level, seed, 30, 10_000)
                     number = 0.5 + 0.01 * seed + 0.1 * (loss == Loss("gce", (0.7,))) + 0.2 * bool(loss.schedule)
                     accuracies = {"test_last": number, "test_chosen": number + 0.05, "validation_last": 0.3}
                     rows.append(setting.row() | accuracies)
@@ -69,8 +69,8 @@ def test_the_table_has_means_and_differences_and_the_best_rate_by_noisy_labels()
     for row in rows:
         if row["learning_rate"] == 1e-4:
             row |= {"validation_last": 0.9, "test_last": 0.1}  # worst on test labels, which choose nothing
-    adam = [line for line in convnet.lines(rows, deviations=True) if line[:2] == ["Adam 0.001", "40%"]]
-    ((_, _, logistic, gce, constant, ours, difference, slower),) = adam
+    adam = [line for line in convnet.lines(rows, deviations=True) if line[1:3] == ["Adam 0.001", "40%"]]
+    ((_, _, _, logistic, gce, constant, ours, difference, slower),) = adam
     assert logistic == constant == "51.0 ± 1.0 / 56.0 ± 1.0"
     assert gce == "61.0 ± 1.0 / 66.0 ± 1.0"
     assert ours == "71.0 ± 1.0 / 76.0 ± 1.0"
@@ -80,7 +80,9 @@ def test_the_table_has_means_and_differences_and_the_best_rate_by_noisy_labels()
 
 def test_training_learns_and_an_interrupted_run_goes_on_with_the_same_numbers(images, monkeypatch):
     data = read("fashion-mnist", images)
-    ours = convnet.Setting("adam", 0.0, Loss("bi-tempered", (0.5, 1.5), (1, 3)), 1e-3, 0.2, 0, 6, 10_000)
+    ours = convnet.Setting(
+        "fashion-mnist", "adam", 0.0, Loss("bi-tempered", (0.5, 1.5), (1, 3)), 1e-3, 0.2, 0, 6, 10_000
+    )
 
     def run(folder, progress=silent, setting=ours):
         return make([lambda: convnet.job(setting, data, "cpu")], images / folder, "convnet", progress, device="cpu")
@@ -108,19 +110,42 @@ def test_training_learns_and_an_interrupted_run_goes_on_with_the_same_numbers(im
 
 def test_no_two_runs_share_a_lock(images):
     data = read("fashion-mnist", images)
-    for optimizer, decay in convnet.TRAININGS:
-        runs = [
-            convnet.Setting(optimizer, decay, loss, rate, level, 0, 30, 100)
-            for loss, rate in convnet.contenders(optimizer, 30)
-            for level in convnet.LEVELS
-        ]
-        assert len({convnet.job(run, data, "cpu").name for run in runs}) == len(runs)
+    runs = [
+        convnet.Setting(use.dataset, optimizer, decay, loss, rate, level, 0, 30, 100)
+        for use in convnet.USES
+        for optimizer, decay in use.trainings
+        for loss, rate in convnet.contenders(use.classes, optimizer, 30)
+        for level in convnet.LEVELS
+    ]
+    assert len({convnet.job(run, data, "cpu").name for run in runs}) == len(runs)
+
+
+def test_each_data_set_has_its_own_lines_and_panels():
+    fashion, cifar = convnet.USES
+    rows = made_up()
+    other = [{**row, "dataset": cifar.dataset, "rows": 7_000, "seed": 0, "test_last": 0.25} for row in rows]
+    other = [row for row in other if (row["optimizer"], row["weight_decay"]) in cifar.trainings]
+    table = convnet.lines(rows + other, deviations=False)
+    assert [line[0] for line in table] == [fashion.title] * 6 + [cifar.title] * 4
+    assert {line[3].split(" / ")[0] for line in table} == {"51.0", "25.0"}
+    assert convnet.lines(rows, deviations=False) == table[:6]
+    assert convnet.images(rows + other) == [
+        "Fashion-MNIST: 10,000 training images, 3 seeds.",
+        "CIFAR-100: 7,000 training images, 1 seed.",
+    ]
+    panels = convnet.figure(rows + other, [])
+    assert [axes.get_title() for axes in panels.axes] == [
+        f"{use.title}, {convnet.in_words(*training)}"
+        for use in convnet.USES
+        for training in convnet.TRAININGS
+        if training in use.trainings
+    ]
 
 
 def test_wrong_labels_are_counted_and_test_labels_stay_clean(images, monkeypatch):
     data, seen = read("fashion-mnist", images), {}
     monkeypatch.setattr(convnet, "train", lambda setting, parts, *_: seen.update(parts=parts) or [])
-    setting = convnet.Setting("sgd", 0.0, Loss("logistic"), 0.05, 0.4, 1, 1, 150)
+    setting = convnet.Setting("fashion-mnist", "sgd", 0.0, Loss("logistic"), 0.05, 0.4, 1, 1, 150)
     with pytest.raises(IndexError):  # no epochs
         convnet.job(setting, data, "cpu").train([0], [None], silent)
     split = data.split(1)

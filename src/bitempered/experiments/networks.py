@@ -415,17 +415,18 @@ def resnet34(classes: int, seed: int, width: int = 64) -> nn.Module:
     return network
 
 
-def convnet(classes: int, seed: int) -> nn.Module:
-    """A small net with batch normalisation for images `(n, 1, 28, 28)`, as people write one.
+def convnet(shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    """A small net with batch normalisation for images of a shape (channels, height, width), as people write one.
 
     Three 3 x 3 convolutions of 16, 32 and 64 channels, each with normalisation, ReLU and max-pooling by 2, a layer of
     256 units, the classes.
     """
+    channels, height, width = shape
     layers: list[nn.Module] = []
-    for inputs, outputs in pairwise((1, 16, 32, 64)):
+    for inputs, outputs in pairwise((channels, 16, 32, 64)):
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
         layers += [nn.MaxPool2d(2)]
-    layers += [nn.Flatten(), nn.Linear(64 * 3 * 3, 256), nn.ReLU(), nn.Linear(256, classes)]
+    layers += [nn.Flatten(), nn.Linear(64 * (height // 8) * (width // 8), 256), nn.ReLU(), nn.Linear(256, classes)]
     network = nn.Sequential(*layers)
     with torch.random.fork_rng(devices=[]):  # PyTorch draws its own initial weights from the global generator
         torch.manual_seed(seed)
