@@ -18,7 +18,10 @@ from experiment_cases import without
 from bitempered import noise
 from bitempered.experiments.files import read_rows, write_rows
 
-RENDERED = ("calibration", "choosing", "classes", "collapse", "decay", "logistic_regression", "peers", "playground")
+RENDERED = (
+    "calibration", "choosing", "classes", "collapse", "decay", "logistic_regression", "peers", "playground",
+    "rare_classes",
+)  # fmt: skip
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -122,6 +125,41 @@ def test_the_rows_bear_out_the_advice_on_calibration(calibration):
             assert error["noise undone"] < error["nothing"]
             accuracy = {key: [row["accuracy"] for row in cell] for key, cell in by_remedy.items()}
             assert accuracy["temperature"] == accuracy["noise undone"] == accuracy["nothing"]
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # one epoch
+def test_rare_classes_are_cut_and_weights_are_those_of_the_noisy_labels(monkeypatch):
+    script = load("rare_classes")
+    y = np.repeat(np.arange(10), 50)
+    kept = script.cut(y, 7, np.random.default_rng(0))
+    assert len(set(kept)) == len(kept)
+    assert np.bincount(y[kept]).tolist() == [50, 7] * 5
+    fits, make = [], script.classifier
+
+    def classifier(rows):
+        model = make(rows)
+        fit, model.max_iter = type(model).fit, 1
+
+        def watched(X, y, sample_weight=None):
+            fits.append((y, sample_weight))
+            return fit(model, X, y, sample_weight=sample_weight)
+
+        model.fit = watched
+        return model
+
+    monkeypatch.setattr(script, "classifier", classifier)
+    rows = script.run_one(30, 0.2, 0)
+    assert [(row["model"], row["balanced"]) for row in rows] == [
+        (name, balanced) for name in script.MODELS for balanced in (False, True)
+    ]
+    for row, (given, weights) in zip(rows, fits, strict=True):
+        assert 640 <= len(given) <= 660  # 5 x about 100 and 5 x 30
+        assert (weights is None) == (not row["balanced"])
+        if weights is not None:
+            per_class = np.bincount(given, weights)
+            np.testing.assert_allclose(per_class, per_class[0])
+        assert 0 <= row["rare"] <= 1
+        assert 0 <= row["common"] <= 1
 
 
 def test_collapse_runs_and_goes_on_from_its_rows(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from page_blocks import BLOCK, agree, run
 
 from bitempered.cli import app
 from bitempered.experiments import recipes
+from bitempered.experiments.files import read_rows
 from bitempered.torch import bi_tempered_logistic_loss
 
 ROOT = Path(__file__).parent.parent
@@ -149,6 +151,33 @@ def test_the_verdicts_on_the_convolutional_net_are_those_of_its_table():
     assert f"at the best of four rates by {min(slower):.0f} to {max(slower):.0f}." in when
     for (logistic, _, constant, *_), *_ in noisy:
         assert constant - logistic < 5  # "does not keep this net from memorising"
+
+
+def test_the_verdicts_on_rare_classes_are_those_of_their_rows():
+    rows = read_rows(ROOT / "benchmarks/rare_classes.jsonl")
+
+    def lead(kept, level, balanced, part):
+        """Return by how many points the default schedule is ahead of cross-entropy."""
+        cell = [row for row in rows if (row["kept"], row["noise"], row["balanced"]) == (kept, level, balanced)]
+        ours, theirs = (
+            [row[part] for row in cell if row["model"] == name] for name in ("default schedule", "cross-entropy")
+        )
+        assert len(ours) == len(theirs) == 5
+        return 100 * (mean(ours) - mean(theirs))
+
+    when = " ".join(PAGES["when"].split())
+    plain = {(kept, level): lead(kept, level, False, "rare") for kept in (10, 30) for level in (0, 0.2, 0.4)}
+    assert (
+        f"by {-plain[10, 0]:.0f} points without noise, and by {-plain[10, 0.2]:.0f} and {-plain[10, 0.4]:.0f}" in when
+    )
+    few = f"behind by {-plain[30, 0]:.0f} without noise, and ahead by {plain[30, 0.2]:.0f} and {plain[30, 0.4]:.0f}"
+    assert f"{few} with noise" in when
+    rare, common = ({place: lead(*place, True, part) for place in plain} for part in ("rare", "common"))
+    assert min(rare.values()) > 0  # "in all six cases"
+    noisy = [place for place in plain if place[1]]
+    ends = [f"{end([part[place] for place in noisy]):.0f}" for part in (rare, common) for end in (min, max)]
+    assert "leads by {} to {} points there, and by {} to {} on common".format(*ends) in when
+    assert all(-1.5 < common[kept, 0] < -0.5 for kept in (10, 30))  # "about one point"
 
 
 def test_no_table_of_results_is_copied():
