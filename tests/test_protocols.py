@@ -195,6 +195,11 @@ def test_noise_that_no_run_makes_is_refused(noise_model):
         replace(TINY_A, noise_model=noise_model)
 
 
+def test_an_unknown_network_is_refused():
+    with pytest.raises(ValueError, match="unknown network 'resnet'; choose from: resnet34, resnet56-hardt-ma"):
+        replace(TINY_A, network="resnet")
+
+
 def test_bad_schedules_are_refused():
     with pytest.raises(ValueError, match="schedule are for the bi-tempered loss, got logistic"):
         replace(LOGISTIC, schedule=(1, 2))

@@ -307,6 +307,7 @@ def test_a_stopped_table_goes_on_only_when_told_to(mnist, small, tmp_path, monke
             "table 1 has no network 'vgg' for cifar100; choose from: resnet56",
         ),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["--seeds", "101"], "seeds must be at most 100, got 101"),  # the next ones are the search's
         (["--device", "abacus"], "--device must be cpu or cuda"),
     ],
 )

@@ -319,13 +319,14 @@ def reproduce(
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     if useless := given - takes - {"what", "out"}:
         fail(f"{what} has no {in_words(useless)}; it takes: {in_words(takes | {'out'})}", 2)
-    if seeds is not None and seeds < 1:
-        fail(f"seeds must be at least 1, got {seeds}", 2)
     with packages("experiments"), valid_request():
         from rich.console import Console
 
+        from bitempered.experiments.recipes.shared import check_seeds
         from bitempered.experiments.team import join
 
+        if seeds is not None:
+            check_seeds(seeds)
         options = recipes.Options(
             choose_device(device), dataset=dataset, network=network, quick=quick, seeds=seeds, data_dir=data_dir
         )

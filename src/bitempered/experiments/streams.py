@@ -54,6 +54,8 @@ class Protocol:
     def __post_init__(self) -> None:
         if self.noise_model not in NOISE:
             raise ValueError(f"unknown noise model {self.noise_model!r}; choose from: {', '.join(NOISE)}")
+        if self.network not in SINGLE_NETWORKS:
+            raise ValueError(f"unknown network {self.network!r}; choose from: {', '.join(SINGLE_NETWORKS)}")
 
     def rate_factor(self, epoch: int) -> float:
         """The factor of the learning rate in an epoch, counted from 0."""

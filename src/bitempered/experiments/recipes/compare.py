@@ -21,7 +21,7 @@ from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.optimizers import OPTIMIZERS
-from bitempered.experiments.recipes.shared import SEARCH_SEED, best
+from bitempered.experiments.recipes.shared import SEARCH_SEED, best, check_seeds
 from bitempered.experiments.report import Pages, newest
 from bitempered.experiments.runs import Progress, Row
 
@@ -95,10 +95,7 @@ def request(
     Without levels, a table's labels are left as they are, and other data get 0 and 40 % of wrong labels. A single rate
     is used without a search.
     """
-    if seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {seeds}")
-    if seeds > SEARCH_SEED:  # the next ones are the search's
-        raise ValueError(f"seeds must be at most {SEARCH_SEED}, got {seeds}")
+    check_seeds(seeds)
     check_dataset(dataset)
     if label_column is not None and not is_table(dataset):
         raise ValueError(f"--label-column is for a table of your own; {dataset} has labels, so leave it out")
