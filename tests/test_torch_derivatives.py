@@ -1,5 +1,7 @@
 """Derivatives: of both orders, in every mode, through every transform, and what backward keeps in memory."""
 
+import math
+
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -189,6 +191,21 @@ def test_what_forward_mode_cannot_do_raises():
     weight = torch.ones(5, dtype=torch.float64)
     with pytest.raises(RuntimeError, match="no derivative in its class weights"):
         jacfwd(lambda w: bi_tempered_logistic_loss(logits, target, 0.8, 1.2, weight=w))(weight)
+
+
+@pytest.mark.parametrize("function", [log_t, exp_t])
+def test_a_compiled_function_takes_other_temperatures(function):
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x, t: function(x, t), fullgraph=True, backend="eager")
+    for t in (0.5, 0.7, 1.5, 1.0, 2.0):
+        got, want = (torch.linspace(0.1, 0.4, 4, dtype=torch.float64).requires_grad_() for _ in range(2))
+        values = compiled(got, t), function(want, t)
+        torch.testing.assert_close(*values, rtol=1e-12, atol=0)
+        slopes = [torch.autograd.grad(value.sum(), x)[0] for value, x in zip(values, (got, want), strict=True)]
+        torch.testing.assert_close(*slopes, rtol=1e-12, atol=0)
+    for t in (-0.5, math.nan, math.inf):
+        with pytest.raises(ValueError, match="t must be a finite number >= 0"):
+            function(got, t)
 
 
 @pytest.mark.parametrize(("t1", "t2"), [(0.5, 0.8), (1.0, 1.0), (0.8, 1.2)])

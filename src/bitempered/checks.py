@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 def check_number(value: float, name: str, least: float | None = None, most: float | None = None) -> float:
     if not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if math.isfinite(value) and (least is None or value >= least) and (most is None or value <= most):
+    if -math.inf < value < math.inf and (least is None or value >= least) and (most is None or value <= most):
         return float(value)
     if least is not None and most is not None:
         raise ValueError(f"{name} must be in [{least}, {most}], got {value}")
