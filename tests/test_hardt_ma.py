@@ -21,8 +21,8 @@ def test_training_is_hardt_and_ma_s_but_shorter():
     falls = [step for step in range(1, len(rates)) if rates[step] < rates[step - 1]]
     assert rates[0] == 0.05
     assert [rates[step] for step in falls] == pytest.approx([0.005])
-    assert falls == pytest.approx([28_100], abs=steps)
-    assert len(rates) == pytest.approx(33_700, abs=steps)
+    assert falls == pytest.approx([19_000], abs=steps)
+    assert len(rates) == pytest.approx(22_500, abs=steps)
     assert (protocol.weight_decay, protocol.momentum, protocol.clip, protocol.rotation) == (1e-4, 0.9, 5, 0)
 
 
@@ -33,8 +33,8 @@ def test_losses_get_equal_searches_with_the_paper_s_temperatures():
     assert hardt_ma.PAPER_LOSS in losses
     (scheduled,) = (loss for loss in losses if loss.schedule)
     falls = next(epoch for epoch in range(hardt_ma.PROTOCOL.epochs) if hardt_ma.PROTOCOL.rate_factor(epoch) < 1)
-    assert {scheduled.at(epoch).numbers for epoch in range(falls)} == {(0.8, 1.2)}
-    assert scheduled.at(falls + 3).numbers == (0.5, 1.5)
+    assert {scheduled.at(epoch).numbers for epoch in range(falls)} == {(0.9, 1.1)}
+    assert scheduled.at(falls + 3).numbers == (0.6, 1.5)
     assert scheduled.at(hardt_ma.EPOCHS).numbers == (0.5, 1.8)
 
 
