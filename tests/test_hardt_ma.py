@@ -1,6 +1,7 @@
 """`bitempered reproduce protocol-hardt-ma`: Hardt and Ma's training, equal searches, and what they choose."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,11 +32,26 @@ def test_losses_get_equal_searches_with_the_paper_s_temperatures():
     assert hardt_ma.PAPER_LOSS.numbers == (0.8, 1.2)
     losses = [loss for loss, _, _ in hardt_ma.SEARCHED["bi-tempered"]]
     assert hardt_ma.PAPER_LOSS in losses
-    (scheduled,) = (loss for loss in losses if loss.schedule)
+    scheduled, late = (loss for loss in losses if loss.schedule)
     falls = next(epoch for epoch in range(hardt_ma.PROTOCOL.epochs) if hardt_ma.PROTOCOL.rate_factor(epoch) < 1)
     assert {scheduled.at(epoch).numbers for epoch in range(falls)} == {(0.9, 1.1)}
     assert scheduled.at(falls + 3).numbers == (0.6, 1.5)
     assert scheduled.at(hardt_ma.EPOCHS).numbers == (0.5, 1.8)
+    assert {late.at(epoch).numbers for epoch in range(falls + 2)} == {(0.8, 1.2)}
+    assert late.at(hardt_ma.EPOCHS).numbers == (0.6, 1.6)
+
+
+def test_committed_rows_are_of_the_recipe_s_settings_and_their_page_says_what_lacks():
+    folder = Path(__file__).parents[1] / "results" / "protocol-hardt-ma"
+    rows, page = read_rows(folder / "protocol-hardt-ma.jsonl"), (folder / "protocol-hardt-ma.md").read_text()
+    tried = [row for row in rows if row["seed"] == SEARCH_SEED]
+    assert {hardt_ma.setting_of(row) for row in tried} <= set(hardt_ma.search())
+    assert {row["epochs"] for row in rows} == {hardt_ma.EPOCHS}
+    assert ("Cells with a dash have not been run yet." in page) == ("| – |" in page)
+    for row in tried:
+        accuracies = (f"{100 * row[name]:.2f}" for name in ("validation_chosen", "test_chosen", "test_last"))
+        ends = " | ".join([f"{row['learning_rate']:g}", f"{row['weight_decay']:g}", *accuracies])
+        assert sum(line.endswith(f"| {ends} |") for line in page.splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -147,15 +147,17 @@ class Loss:
         return replace(self, numbers=self._temperatures(epoch), schedule=None)
 
     def _temperatures(self, epoch: float) -> tuple[float, float]:
-        assert self.schedule is not None
-        t1, t2 = self.numbers
-        stops = [(self.schedule[0], (1.0, 1.0)), *self._between(), (self.schedule[-1], (t1, t2))]
-        legs = [anneal(start, end, begin=begin, finish=finish) for (begin, start), (finish, end) in pairwise(stops)]
+        pairs = pairwise(self._stops())
+        legs = [anneal(start, end, begin=begin, finish=finish) for (begin, start), (finish, end) in pairs]
         return Legs(tuple(legs))(epoch)
 
-    def _between(self) -> list[tuple[float, tuple[float, float]]]:
-        numbers = (self.schedule or ())[1:-1]
-        return [(epoch, (t1, t2)) for epoch, t1, t2 in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)]
+    def _stops(self) -> list[tuple[float, tuple[float, float]]]:
+        """The epochs where the temperatures begin, change their pace and end, and the temperatures there."""
+        assert self.schedule is not None
+        t1, t2 = self.numbers
+        begin, *between, finish = self.schedule
+        places = [(epoch, (a, b)) for epoch, a, b in zip(between[::3], between[1::3], between[2::3], strict=True)]
+        return [(begin, (1.0, 1.0)), *places, (finish, (t1, t2))]
 
     @property
     def passes(self) -> str:
@@ -164,8 +166,22 @@ class Loss:
         >>> Loss("bi-tempered", (0.5, 4.0), schedule=(0, 4, 0.5, 2.0, 8)).passes
         ', through (0.5, 2) in epoch 4'
         """
-        places = ", ".join(f"({t1:g}, {t2:g}) in epoch {epoch:g}" for epoch, (t1, t2) in self._between())
-        return f", through {places}" if places else ""
+        return through(self._stops()[1:-1]) if self.schedule else ""
+
+    @property
+    def path(self) -> str:
+        """How the temperatures move, without the epochs in which they stand still at first.
+
+        >>> Loss("bi-tempered", (0.5, 4.0), schedule=(0, 4, 0.5, 2.0, 8)).path
+        'from (1, 1) over epochs 0 to 8, through (0.5, 2) in epoch 4'
+        >>> Loss("bi-tempered", (0.5, 4.0), schedule=(0, 0, 0.8, 1.2, 6, 0.8, 1.2, 8)).path
+        'from (0.8, 1.2) over epochs 6 to 8'
+        """
+        stops = self._stops()
+        while len(stops) > 2 and (stops[0][0] == stops[1][0] or stops[0][1] == stops[1][1]):
+            del stops[0]
+        (begin, (t1, t2)), *between, (finish, _) = stops
+        return f"from ({t1:g}, {t2:g}) over epochs {begin:g} to {finish:g}{through(between)}"
 
     def __call__(self, logits: Tensor, target: Tensor, temperatures: Tensor | None = None) -> Tensor:
         """The loss of each row of logits `(n, classes)`; with `temperatures` (2), of these instead of its numbers."""
@@ -183,6 +199,11 @@ class Loss:
             inner, outer = scales(logits.shape[-1], *numbers)
             losses = losses / (inner * outer)
         return losses
+
+
+def through(stops: list[tuple[float, tuple[float, float]]]) -> str:
+    places = ", ".join(f"({t1:g}, {t2:g}) in epoch {epoch:g}" for epoch, (t1, t2) in stops)
+    return f", through {places}" if places else ""
 
 
 _made = cache(Loss)  # a loss evaluates itself when it is made, and there are many rows

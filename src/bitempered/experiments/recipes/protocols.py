@@ -231,7 +231,7 @@ def key_of(row: Row) -> list[Any]:
 def in_words(loss: Loss) -> str:
     name = str(replace(loss, schedule=None))
     if loss.schedule:
-        name += f", from (1, 1) over epochs {loss.schedule[0]:g} to {loss.schedule[-1]:g}{loss.passes}"
+        name += f", {loss.path}"
     return name
 
 
