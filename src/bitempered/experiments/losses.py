@@ -170,16 +170,20 @@ class Loss:
 
     @property
     def path(self) -> str:
-        """How the temperatures move, without the epochs in which they stand still at first.
+        """How the temperatures move, without the epochs in which they stand still at first or at the end.
 
         >>> Loss("bi-tempered", (0.5, 4.0), schedule=(0, 4, 0.5, 2.0, 8)).path
         'from (1, 1) over epochs 0 to 8, through (0.5, 2) in epoch 4'
         >>> Loss("bi-tempered", (0.5, 4.0), schedule=(0, 0, 0.8, 1.2, 6, 0.8, 1.2, 8)).path
         'from (0.8, 1.2) over epochs 6 to 8'
+        >>> Loss("bi-tempered", (0.5, 4.0), schedule=(0, 4, 0.5, 4.0, 8)).path
+        'from (1, 1) over epochs 0 to 4'
         """
         stops = self._stops()
         while len(stops) > 2 and (stops[0][0] == stops[1][0] or stops[0][1] == stops[1][1]):
             del stops[0]
+        while len(stops) > 2 and stops[-2][1] == stops[-1][1]:
+            del stops[-1]
         (begin, (t1, t2)), *between, (finish, _) = stops
         return f"from ({t1:g}, {t2:g}) over epochs {begin:g} to {finish:g}{through(between)}"
 

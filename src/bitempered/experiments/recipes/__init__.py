@@ -46,7 +46,7 @@ RECIPES = {
     ),
     "convnet": RecipeEntry(
         "convnet", "convnet",
-        "the default schedule on Fashion-MNIST, with a net that has batch normalisation; hours on a CPU.",
+        "the default schedule on two image data sets, with a net that has batch normalisation; hours on a CPU.",
         frozenset({"quick", "resume", "seeds", "data_dir", "device"}),
     ),
     "other-noise": RecipeEntry(

@@ -278,7 +278,7 @@ def markdown(name: str, rows: list[Row]) -> str:
 
 ± is the sample standard deviation. The chosen epoch is the best on validation labels, which are as noisy as
 the training labels. The difference is that of the default schedule and the logistic loss. The default schedule moves
-the temperatures from (1, 1)
+the temperatures
 {"; ".join(schedules)}.
 It trains at the rate of the logistic loss. It was chosen with perceptrons on digits and MNIST, without weight decay;
 nothing was chosen here. The last column is the logistic loss at the one of {1 + len(SLOWER["sgd"])} rates whose last
@@ -306,11 +306,9 @@ def images(rows: list[Row]) -> list[str]:
 def schedule(ours: Row) -> str:
     """Return the data set of a row, and the path of its temperatures."""
     use = next(use for use in USES if use.dataset == ours["dataset"])
-    loss, epochs = Loss.of(ours), ours["epochs"]
-    assert loss.schedule is not None
+    loss = Loss.of(ours)
     t1, t2 = loss.numbers
-    begin, finish = loss.schedule[0], loss.schedule[-1]
-    return f"to ({t1:g}, {t2:g}) over epochs {begin:g} to {finish:g} of {epochs}{loss.passes} ({use.title})"
+    return f"to ({t1:g}, {t2:g}) {loss.path} ({use.title})"
 
 
 def figure(rows: list[Row], curves: list[Row]) -> Figure:
