@@ -62,11 +62,21 @@ def test_symmetric_follows_its_generator():
         ([0, 2], 0.1, 2, r"labels must be in \[0, 2\) .* got labels from 0 to 2"),
         ([-1, 0], 0.1, 2, "got labels from -1 to 0"),
         ([0, 0], 0.1, 1, "num_classes must be at least 2, got 1"),
+        (np.zeros(2, np.uint8), 0.1, 257, "uint8 cannot hold 257 classes; convert the labels, for instance to int64"),
+        (np.zeros(2, np.int8), 0.1, 129, "int8 cannot hold 129 classes"),
     ],
 )
 def test_symmetric_refuses_bad_input(labels, rate, num_classes, message):
     with pytest.raises(ValueError, match=message):
         symmetric(np.array(labels), rate, rng=np.random.default_rng(0), num_classes=num_classes)
+
+
+def test_as_many_classes_as_a_narrow_dtype_holds():
+    labels = np.full(3000, 5, np.uint8)
+    noisy = symmetric(labels, 1.0, rng=np.random.default_rng(0), num_classes=256)
+    assert (noisy != labels).all()
+    with pytest.raises(TypeError, match=r"num_classes must be a whole number, got 2\.5"):
+        symmetric(labels, 1.0, rng=np.random.default_rng(0), num_classes=2.5)
 
 
 # The other models: name, arguments beside labels, rate and rng for labels of ten classes.
@@ -153,6 +163,15 @@ def test_margin_noise_stays_in_its_pool(model, nearest_first):
             assert changed.max() <= distances[size - 1]
         else:
             assert changed.min() >= distances[-size]
+
+
+def test_margins_may_be_integers_of_a_narrow_dtype():
+    options = {"rng": np.random.default_rng(0), "num_classes": 2}
+    margin = np.array([-128, 5, 100], np.int8)
+    assert small_margin(np.zeros(3, int), 1 / 3, margin=margin, **options).tolist() == [0, 1, 0]
+    assert large_margin(np.zeros(3, int), 1 / 3, margin=margin, **options).tolist() == [1, 0, 0]
+    margin = np.array([0, 5, 200], np.uint8)
+    assert large_margin(np.zeros(3, int), 1 / 3, margin=margin, **options).tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import io
 import operator
 import zipfile
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +100,7 @@ def small_margin(
 
     Reference: Amid, Warmuth, Anil, Koren, section 1.2 and figure 2.
     """
-    return by_margin(labels, rate, rng=rng, key=np.abs(margin), num_classes=num_classes, pool=pool)
+    return by_margin(labels, rate, rng=rng, key=distance(margin), num_classes=num_classes, pool=pool)
 
 
 def large_margin(
@@ -119,7 +120,7 @@ def large_margin(
     >>> large_margin(np.zeros(4, int), 0.5, rng=np.random.default_rng(0), margin=margin, num_classes=2).tolist()
     [0, 1, 1, 0]
     """
-    return by_margin(labels, rate, rng=rng, key=-np.abs(margin), num_classes=num_classes, pool=pool)
+    return by_margin(labels, rate, rng=rng, key=-distance(margin), num_classes=num_classes, pool=pool)
 
 
 def from_file(labels: np.ndarray, path: str | Path, *, num_classes: int | None = None) -> np.ndarray:
@@ -174,8 +175,12 @@ def check(labels: np.ndarray, rate: float, num_classes: int | None = None) -> np
         raise ValueError(f"rate must be in [0, 1], got {rate}")
     if num_classes is None:
         return labels
+    if not isinstance(num_classes, Integral):
+        raise TypeError(f"num_classes must be a whole number, got {num_classes!r}")
     if num_classes < 2:
         raise ValueError(f"num_classes must be at least 2, got {num_classes}")
+    if not fits(num_classes - 1, labels.dtype):
+        raise ValueError(f"{labels.dtype} cannot hold {num_classes} classes; convert the labels, for instance to int64")
     if labels.size and (labels.min() < 0 or labels.max() >= num_classes):
         raise ValueError(
             f"labels must be in [0, {num_classes}) for num_classes={num_classes}, "
@@ -204,7 +209,7 @@ def draw(count: int, rate: float, rng: np.random.Generator) -> np.ndarray:
 def move(labels: np.ndarray, chosen: np.ndarray, step: np.ndarray, num_classes: int) -> np.ndarray:
     """Move the chosen labels `step` classes on; steps 1 .. num_classes - 1 reach each other class once."""
     noisy = labels.copy()
-    # In int64, since the sum may not fit a narrow dtype such as uint8.
+    # In int64: the sum may not fit a narrow dtype such as uint8, though the classes do.
     noisy[chosen] = (labels[chosen].astype(np.int64) + step) % num_classes
     return noisy
 
@@ -236,6 +241,11 @@ def mistakes(labels: np.ndarray, rate: float, *, scores: np.ndarray) -> np.ndarr
     noisy = labels.copy()
     noisy[chosen] = scores[chosen].argmax(axis=1)
     return noisy
+
+
+def distance(margin: np.ndarray) -> np.ndarray:
+    """The size of margins, in floats: integers of a narrow dtype would wrap around."""
+    return np.abs(np.asarray(margin, np.float64))
 
 
 def by_margin(
