@@ -201,6 +201,15 @@ def test_far_apart_is_right_or_infinite_never_nan(t, ratio):
             assert value == math.inf
 
 
+@pytest.mark.parametrize("make", [np.array, lambda x: torch.tensor(x, dtype=torch.float64)], ids=["numpy", "torch"])
+def test_powers_that_overflow_beside_a_factor_of_0(make):
+    y = make([1e-200, 1.0])
+    assert float(bregman_divergence(y, y, 5.0)) == 0
+    assert float(beta_divergence(y, y, -3.0)) == 0
+    for ratio in (0.1, 10.0):
+        assert float(bregman_divergence(y, make([1e-200 * ratio, 1.0]), 5.0)) == math.inf
+
+
 @pytest.mark.parametrize("t", [0.0, 0.5, 1.0, 1 + 1e-9, 1.5, 2.0, 2 - 1e-9, 3.0])
 def test_frameworks_agree(t):
     y, p, a = DISTRIBUTIONS, OTHERS, np.log(POSITIVE)

@@ -2,7 +2,7 @@
 
 Every function takes floating-point arrays whose last axis holds the classes, sums over that axis, and returns an array
 of the same kind and dtype without it. Half precision is computed in float32. Entries are >= 0; a negative entry or a
-NaN gives NaN. Infinite results are inf, without a warning.
+NaN gives NaN; so may entries that overflow when they are squared. Infinite results are inf, without a warning.
 
 docs/math.md derives the formulas and tabulates the named special cases.
 """
@@ -194,10 +194,16 @@ def _from_two(y: Array, y_hat: Array, t: float, xp: Any) -> Array:
     positive = (y > 0) & (y_hat > 0)
     log_p = xp.log(xp.where(positive, y_hat, 1.0))
     _, log_y, above, below = core.log_quotient(xp.where(positive, y, 1.0), log_p, xp=xp)
-    per_class = xp.exp((2 - t) * log_p) * (
-        xp.exp(above) * core.phi(above, 1 - t, xp=xp) - core.phi(above, 2 - t, xp=xp)
-    ) + xp.exp((2 - t) * log_y) * (core.phi(below, t - 1, xp=xp) - core.phi(below, t - 2, xp=xp))
+    rises = xp.exp(above) * core.phi(above, 1 - t, xp=xp) - core.phi(above, 2 - t, xp=xp)
+    falls = core.phi(below, t - 1, xp=xp) - core.phi(below, t - 2, xp=xp)
+    per_class = _power_times((2 - t) * log_p, rises, xp) + _power_times((2 - t) * log_y, falls, xp)
     return core.not_negative(xp.sum(xp.where(positive, per_class, math.inf), axis=-1), xp=xp)
+
+
+def _power_times(exponent: Array, x: Array, xp: Any) -> Array:
+    """e^exponent x, which is 0 where x is, even if the power overflows."""
+    overflows = (x == 0) & (xp.exp(exponent) == math.inf)
+    return xp.exp(xp.where(overflows, 0.0, exponent)) * x
 
 
 def _log(x: Array, xp: Any) -> Array:
