@@ -144,6 +144,23 @@ def test_a_cleaned_table_can_be_read_again(tmp_path):
     assert again.classes == ["False", "True"]
 
 
+def test_every_line_end_in_a_cell_survives():
+    cells = ["a\rb", "cat\r", "two\nlines", "\r\n", 'a "quote"', ""]
+    written = audits.to_csv(["label", "n"], [[cell, "1"] for cell in cells]).decode()
+    rows = list(csv.reader(io.StringIO(written, newline="")))
+    assert rows == [["label", "n"], *([cell, "1"] for cell in cells)]
+    assert written.startswith("label,n\n")
+
+
+def test_a_folder_that_cannot_be_used_is_found_before_training(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(audits, "run", lambda *_, **__: pytest.fail("trained"))
+    (tmp_path / "taken").write_text("a file")
+    done = invoke("audit", table[0], "--label-column", "y", "--out", tmp_path / "taken")
+    assert done.exit_code == 1
+    (line,) = error_lines(done)
+    assert f"cannot use the folder {tmp_path / 'taken'}: " in line
+
+
 def test_many_classes_get_no_warning_of_another_package(tmp_path):
     (tmp_path / "t.csv").write_text("x,label\n" + "".join(f"{i},{i % 30}\n" for i in range(60)))
     rows = audits.read(str(tmp_path / "t.csv"))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any, NoReturn
 
 from bitempered.experiments import recipes
@@ -471,6 +472,7 @@ def audit(
     column = label_column or audits.LABEL_COLUMN
     with clear_errors(out, "nothing was written"):
         rows = audits.read(dataset, column, data_dir)
+        check_folder(out)
         with progress_bar() as progress:
             audited = audits.run(rows, repeats=repeats, score=score, progress=progress)
         pages = audits.pages(audited, column)
@@ -562,6 +564,13 @@ def clear_errors(out: Path, after_ctrl_c: str = "run the same command to continu
     finally:
         if with_main:
             signal.signal(signal.SIGINT, stop_at_once)
+
+
+def check_folder(out: Path) -> None:
+    """Make the folder and write to it, before work that would be lost."""
+    out.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=out):
+        pass
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -151,7 +151,11 @@ def cleaned_csv(audited: Audited, label_column: str) -> bytes:
 
 def to_csv(head: list[str], lines: list[Any]) -> bytes:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(lines)
+    ends = "\r\n"  # with another line end, older versions of Python do not quote cells that hold \r
+    writer = csv.writer(text, lineterminator=ends)
+    for line in (head, *lines):
+        writer.writerow(line)
+        text.seek(text.tell() - len(ends))
+        text.write("\n")
+        text.truncate()
     return text.getvalue().encode()
