@@ -4,6 +4,7 @@ import math
 import pickle
 import subprocess
 import sys
+import warnings
 from itertools import pairwise
 
 import mpmath as mp
@@ -28,7 +29,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import bitempered.numpy as bt
 import bitempered.torch as bt_torch
-from bitempered.sklearn import BiTemperedLogisticRegression, BiTemperedMLPClassifier
+from bitempered.sklearn import BiTemperedLogisticRegression, BiTemperedMLPClassifier, linear, network
 from bitempered.sklearn.linear import _Objective
 
 RNG = np.random.default_rng(0)
@@ -261,6 +262,36 @@ def test_a_fit_that_fails_leaves_the_last_one():
     np.testing.assert_array_equal(model.predict_proba(X), before)
 
 
+@pytest.mark.parametrize(
+    "model", [BiTemperedLogisticRegression(), BiTemperedMLPClassifier(hidden_layer_sizes=8, max_iter=3, random_state=0)]
+)
+def test_a_fit_that_is_stopped_in_the_middle_leaves_the_last_one(model, monkeypatch):
+    X, y = problem(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        before = model.fit(X, y).predict_proba(X)
+    other = np.where(y == "a", "e", "f")
+    model.set_params(t1=0.0, t2=3.0, max_iter=2)
+    with pytest.raises(ConvergenceWarning):  # warnings are errors here
+        model.fit(X, other)
+    np.testing.assert_array_equal(model.predict_proba(X), before)
+    with pytest.raises(ValueError, match="sample_weight must hold finite numbers >= 0"):
+        model.fit(X, other, -np.ones(len(y)))
+    for name in ("minimize", "all_logits"):
+        for module in (linear, network):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, stopped)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, other)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(model.predict_proba(X), before)
+    assert model.classes_.tolist() == ["a", "b", "c", "d"]
+
+
+def stopped(*args, **kwargs):
+    raise KeyboardInterrupt
+
+
 @pytest.mark.filterwarnings("ignore:the fit at temperatures:sklearn.exceptions.ConvergenceWarning")
 def test_warns_when_iterations_run_out():
     X, y = problem(4)
@@ -462,6 +493,7 @@ BOTH = {
 }
 LINEAR = {
     "C": ({"C": 0}, {}, ValueError, "C must be a number > 0, got 0"),
+    "tiny C": ({"C": 1e-320}, {}, ValueError, "C must be at least 1e-300, got 1e-320"),
     "class_weight": ({"class_weight": {7: 1.0}}, {}, ValueError, "not in class_weight|Class label 7 not present"),
     "no weight": ({"class_weight": {0: 0, 1: 0}}, {}, ValueError, "class_weight must hold .* not all of them zero"),
     "balanced": ({"class_weight": "balanced"}, {"sample_weight": [1, 0, 1, 0]}, ValueError, r"got none in \[1\]"),

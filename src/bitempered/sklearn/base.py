@@ -2,6 +2,8 @@
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any
 
@@ -61,6 +63,16 @@ class TemperedClassifier(ClassifierMixin, BaseEstimator):
         check_weights(weight, "sample_weight")
         kept = weight > 0
         return (X, labels, weight) if kept.all() else (X[kept], labels[kept], weight[kept])
+
+    @contextmanager
+    def _restored_if_it_fails(self) -> Iterator[dict[str, Any]]:
+        """Yield the attributes. If fitting fails, a model that was fitted before still predicts as it did."""
+        before = dict(vars(self))
+        try:
+            yield before
+        except BaseException:
+            self.__dict__ = before
+            raise
 
     def _fitted_at(self, t1: float, t2: float) -> None:
         """Store the temperatures of the fit and the factor of its logits: the parameters may change later."""

@@ -105,24 +105,19 @@ class BiTemperedLogisticRegression(TemperedClassifier):
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> "BiTemperedLogisticRegression":
         """Fit to the examples X (n, features) of classes y (n), with weights (n) if given."""
         t1, t2 = self._check_settings()
-        before = dict(vars(self))
         warm = self.warm_start and hasattr(self, "coef_")
-        try:
+        with self._restored_if_it_fails() as before:
             X, labels, weight = self._examples(X, y, sample_weight, np.float64)
             self._fitted_at(t1, t2)
             _check_size(X)
             if warm:
                 self._check_warm_start(before)
             weight = self._weighted_by_class(labels, weight)
-        except Exception:
-            # If fitting fails, a model that was fitted before still predicts as it did.
-            self.__dict__ = before
-            raise
-        X, theta, precision = self._beginning(X)
-        if warm:
-            theta = np.vstack((self.coef_.T, self.intercept_))[: len(theta)]
-        theta = self._descend(X, labels, weight, theta, precision, None, [] if warm else self._steps())
-        self._warn_unless_learnt(X @ theta, labels, weight, _ADVICE)
+            X, theta, precision = self._beginning(X)
+            if warm:
+                theta = np.vstack((self.coef_.T, self.intercept_))[: len(theta)]
+            theta = self._descend(X, labels, weight, theta, precision, None, [] if warm else self._steps())
+            self._warn_unless_learnt(X @ theta, labels, weight, _ADVICE)
         return self
 
     def partial_fit(
@@ -145,9 +140,8 @@ class BiTemperedLogisticRegression(TemperedClassifier):
                 f"class_weight={self.class_weight!r} needs the classes' shares in all batches, which partial_fit does"
                 " not know: give a dictionary of weights"
             )
-        before = dict(vars(self))
         first = not hasattr(self, "classes_")
-        try:
+        with self._restored_if_it_fails():
             if first and classes is None:
                 raise ValueError("classes, all of them, must be given at the first call of partial_fit")
             known = None if first else self.classes_
@@ -155,19 +149,22 @@ class BiTemperedLogisticRegression(TemperedClassifier):
             self._fitted_at(t1, t2)
             _check_size(X)
             weight = self._weighted_by_class(labels, weight)
-        except Exception:
-            self.__dict__ = before
-            raise
-        X, theta, precision = self._beginning(X)
-        centre = None
-        if not first:
-            theta = centre = np.vstack((self.coef_.T, self.intercept_))[: len(theta)]
-            precision = self._precision
-        self._descend(X, labels, weight, theta, precision, centre, self._steps() if first else [])
+            X, theta, precision = self._beginning(X)
+            centre = None
+            if not first:
+                if len(self._precision) != len(theta):
+                    raise ValueError(
+                        f"fit_intercept must be that of the first call of partial_fit, got {self.fit_intercept}"
+                    )
+                theta = centre = np.vstack((self.coef_.T, self.intercept_))[: len(theta)]
+                precision = self._precision
+            self._descend(X, labels, weight, theta, precision, centre, self._steps() if first else [])
         return self
 
     def _check_settings(self) -> tuple[float, float]:
         check_positive(self.C, "C")
+        if self.C < 1e-300:
+            raise ValueError(f"C must be at least 1e-300, got {self.C}")
         check_count(self.max_iter, "max_iter")
         check_number(self.tol, "tol", 0)
         if not isinstance(self.fit_intercept, (bool, np.bool_)):

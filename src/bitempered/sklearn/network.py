@@ -129,75 +129,76 @@ class BiTemperedMLPClassifier(TemperedClassifier):
         check_positive(self.learning_rate_init, "learning_rate_init")
         check_number(self.alpha, "alpha", 0)
         check_number(self.tol, "tol", 0)
-        X, labels, weight = self._examples(X, y, sample_weight, np.float32)
-        pairs = self._temperatures(steps=math.ceil(len(labels) / self.batch_size))
-        settled = max((epoch for epoch in range(1, len(pairs)) if pairs[epoch] != pairs[epoch - 1]), default=0)
-        rng = check_random_state(self.random_state)
-        chosen = np.arange(len(labels))
-        if self.early_stopping:
-            chosen, held = train_test_split(
-                chosen, test_size=self.validation_fraction, stratify=labels, random_state=rng
-            )
-        self.validation_scores_: list[float] | None = [] if self.early_stopping else None
-        weight = weight / weight[chosen].max()  # first, since the sum of large weights overflows
-        weight = (weight / weight[chosen].mean()).astype(np.float32)
+        with self._restored_if_it_fails():
+            X, labels, weight = self._examples(X, y, sample_weight, np.float32)
+            pairs = self._temperatures(steps=math.ceil(len(labels) / self.batch_size))
+            settled = max((epoch for epoch in range(1, len(pairs)) if pairs[epoch] != pairs[epoch - 1]), default=0)
+            rng = check_random_state(self.random_state)
+            chosen = np.arange(len(labels))
+            if self.early_stopping:
+                chosen, held = train_test_split(
+                    chosen, test_size=self.validation_fraction, stratify=labels, random_state=rng
+                )
+            self.validation_scores_: list[float] | None = [] if self.early_stopping else None
+            weight = weight / weight[chosen].max()  # first, since the sum of large weights overflows
+            weight = (weight / weight[chosen].mean()).astype(np.float32)
 
-        classes = len(self.classes_)
-        widths = [X.shape[1], *hidden, 1 if classes == 2 else classes]
-        # The tensors share the memory of these arrays: training them trains `coefs_` and `intercepts_`.
-        self.coefs_, self.intercepts_ = [], []
-        for before, after in pairwise(widths):
-            limit = math.sqrt(6 / (before + after))  # Glorot and Bengio's
-            self.coefs_.append(rng.uniform(-limit, limit, (before, after)).astype(np.float32))
-            self.intercepts_.append(np.zeros(after, np.float32))
-        weights = [torch.from_numpy(w).requires_grad_() for w in self.coefs_]
-        biases = [torch.from_numpy(b).requires_grad_() for b in self.intercepts_]
-        size = min(self.batch_size, len(chosen))
-        optimizer = torch.optim.Adam([{"params": weights}, {"params": biases}], lr=self.learning_rate_init)
+            classes = len(self.classes_)
+            widths = [X.shape[1], *hidden, 1 if classes == 2 else classes]
+            # The tensors share the memory of these arrays: training them trains `coefs_` and `intercepts_`.
+            self.coefs_, self.intercepts_ = [], []
+            for before, after in pairwise(widths):
+                limit = math.sqrt(6 / (before + after))  # Glorot and Bengio's
+                self.coefs_.append(rng.uniform(-limit, limit, (before, after)).astype(np.float32))
+                self.intercepts_.append(np.zeros(after, np.float32))
+            weights = [torch.from_numpy(w).requires_grad_() for w in self.coefs_]
+            biases = [torch.from_numpy(b).requires_grad_() for b in self.intercepts_]
+            size = min(self.batch_size, len(chosen))
+            optimizer = torch.optim.Adam([{"params": weights}, {"params": biases}], lr=self.learning_rate_init)
 
-        self.loss_curve_: list[float] = []
-        best, best_weights, kept, waited = -math.inf, None, pairs[0], 0
-        for epoch, (t1, t2) in enumerate(pairs):
-            if waited >= self.n_iter_no_change:
-                break
-            total = 0.0
-            for rows in np.array_split(rng.permutation(chosen), math.ceil(len(chosen) / size)):
-                h = torch.from_numpy(X[rows].toarray() if sparse.issparse(X) else X[rows])
-                for w, b in zip(weights, biases, strict=True):
-                    h = h @ w + b if w is weights[-1] else torch.relu(h @ w + b)
-                # Faster than bitempered.torch on small batches: nothing is recorded for a backward pass.
-                logits = all_logits(h.detach().numpy())
-                losses, gradient = loss_and_grad(logits, labels[rows], t1, t2, rescale=self.rescale)
-                optimizer.zero_grad()
-                optimizer.param_groups[0]["weight_decay"] = self.alpha / len(rows)
-                h.backward(torch.from_numpy(gradient[:, -h.shape[1] :] * weight[rows, None] / len(rows)))
-                optimizer.step()
-                total += float(weight[rows] @ losses)
-            self.loss_curve_.append(total / len(chosen))
-            if not math.isfinite(total):
-                raise ValueError("the loss is not finite any more: scale the features, or lower learning_rate_init")
-            score = -self.loss_curve_[-1]
-            if self.validation_scores_ is not None:
-                score = float(np.mean(all_logits(self._forward(X[held])).argmax(axis=1) == labels[held]))
-                self.validation_scores_.append(score)
-            elif pairs[epoch] != kept:
-                best = -math.inf  # losses at other temperatures are other losses
-            waited = 0 if epoch < settled or score > best + self.tol else waited + 1
-            if score > best or not self.early_stopping:
-                best, kept = max(score, best), (t1, t2)
-                if self.early_stopping:
-                    best_weights = [[a.copy() for a in arrays] for arrays in (self.coefs_, self.intercepts_)]
-        if best_weights is not None:
-            self.coefs_, self.intercepts_ = best_weights
-        self._fitted_at(*kept)
-        if waited < self.n_iter_no_change:
-            warnings.warn(
-                f"training stopped at max_iter = {self.max_iter} epochs before it converged",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
-        self.n_iter_ = len(self.loss_curve_)
-        self._warn_unless_learnt(self._forward(X), labels, weight, _ADVICE)
+            self.loss_curve_: list[float] = []
+            best, best_weights, kept, waited = -math.inf, None, pairs[0], 0
+            for epoch, (t1, t2) in enumerate(pairs):
+                if waited >= self.n_iter_no_change:
+                    break
+                total = 0.0
+                for rows in np.array_split(rng.permutation(chosen), math.ceil(len(chosen) / size)):
+                    h = torch.from_numpy(X[rows].toarray() if sparse.issparse(X) else X[rows])
+                    for w, b in zip(weights, biases, strict=True):
+                        h = h @ w + b if w is weights[-1] else torch.relu(h @ w + b)
+                    # Faster than bitempered.torch on small batches: nothing is recorded for a backward pass.
+                    logits = all_logits(h.detach().numpy())
+                    losses, gradient = loss_and_grad(logits, labels[rows], t1, t2, rescale=self.rescale)
+                    optimizer.zero_grad()
+                    optimizer.param_groups[0]["weight_decay"] = self.alpha / len(rows)
+                    h.backward(torch.from_numpy(gradient[:, -h.shape[1] :] * weight[rows, None] / len(rows)))
+                    optimizer.step()
+                    total += float(weight[rows] @ losses)
+                self.loss_curve_.append(total / len(chosen))
+                if not math.isfinite(total):
+                    raise ValueError("the loss is not finite any more: scale the features, or lower learning_rate_init")
+                score = -self.loss_curve_[-1]
+                if self.validation_scores_ is not None:
+                    score = float(np.mean(all_logits(self._forward(X[held])).argmax(axis=1) == labels[held]))
+                    self.validation_scores_.append(score)
+                elif pairs[epoch] != kept:
+                    best = -math.inf  # losses at other temperatures are other losses
+                waited = 0 if epoch < settled or score > best + self.tol else waited + 1
+                if score > best or not self.early_stopping:
+                    best, kept = max(score, best), (t1, t2)
+                    if self.early_stopping:
+                        best_weights = [[a.copy() for a in arrays] for arrays in (self.coefs_, self.intercepts_)]
+            if best_weights is not None:
+                self.coefs_, self.intercepts_ = best_weights
+            self._fitted_at(*kept)
+            if waited < self.n_iter_no_change:
+                warnings.warn(
+                    f"training stopped at max_iter = {self.max_iter} epochs before it converged",
+                    ConvergenceWarning,
+                    stacklevel=2,
+                )
+            self.n_iter_ = len(self.loss_curve_)
+            self._warn_unless_learnt(self._forward(X), labels, weight, _ADVICE)
         return self
 
     def _temperatures(self, *, steps: int) -> list[tuple[float, float]]:
