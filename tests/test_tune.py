@@ -48,6 +48,12 @@ def test_fit_gets_the_settings_that_it_names():
     assert any(schedules)
 
 
+def test_a_name_of_a_schedule_s_part_is_free_without_one():
+    seen = []
+    tune(lambda begin: seen.append(begin) or 0.0, trials=4, space={"begin": (5.0, 6.0)})
+    assert all(5 <= begin <= 6 for begin in seen)
+
+
 def test_fit_with_any_keywords_gets_the_space():
     assert set(tune(lambda **settings: settings["q"], trials=2, space={"q": (0.0, 1.0)}).best) == {"q"}
 
@@ -173,6 +179,19 @@ BAD = {
     "t1 above t2": ({"space": {"t1": (0.0, 1.5)}}, ValueError, "t1 must not exceed t2"),
     "first": ({"first": [{"t1": 1.0}]}, ValueError, "first must hold settings with the names t1, t2; got t1"),
     "first outside": ({"first": [{"t1": 1.0, "t2": 9.0}]}, ValueError, "first has t2 = 9.0, which is not in its range"),
+    "one first": ({"first": {"t1": 1.0, "t2": 1.0}}, TypeError, "first must be a list of settings"),
+    "first without a number": (
+        {"first": [{"t1": None, "t2": 1.0}]},
+        ValueError,
+        "first has t1 = None, which is not in",
+    ),
+    "t1 in words": ({"space": {"t1": ["a"]}}, ValueError, r"the range of t1 must be .*; got \['a'\]"),
+    "a name that is taken": (
+        {"fit": lambda schedule, begin: 0, "space": {"begin": (5.0, 6.0)}},
+        ValueError,
+        "space must not hold 'begin', which has a meaning of its own; choose another name",
+    ),
+    "report": ({"fit": lambda t1, report: 0, "space": {"report": (0, 1)}}, ValueError, "must not hold 'report'"),
     "no score": ({"fit": lambda t1: None}, TypeError, "fit must return a number, its score; got NoneType"),
 }
 

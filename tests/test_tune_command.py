@@ -151,6 +151,7 @@ def test_a_table_with_a_clean_one(tmp_path):
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
         (["--noise", "1.5"], "noise levels must be in [0, 1]"),
         (["--clean", "few"], "--clean must be a number of rows of digits, got 'few'"),
+        (["--clean", "²"], "--clean must be a number of rows of digits, got '²'"),
         (["--clean", "0"], "the number of rows with clean labels must be at least 1, got 0"),
         (["--dataset", "a.csv", "--clean", "100"], "--clean must be a table with clean labels"),
         (["--dataset", "letters"], "unknown dataset 'letters'"),
@@ -171,6 +172,15 @@ def test_a_bad_storage_gets_one_line(tmp_path):
         assert result.exit_code == 1
         (line,) = error_lines(result)
         assert line.startswith(f"bitempered: cannot use the storage {storage}: ")
+
+
+def test_a_storage_without_its_driver_gets_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    result = invoke(*OPTIONS, "--storage", "postgresql+psycopg2://localhost/x", "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    (line,) = error_lines(result)
+    assert "psycopg2" in line
+    assert line.endswith("install what the storage postgresql+psycopg2://localhost/x needs")
 
 
 def test_missing_optuna_gets_one_line(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, cast
 
@@ -97,6 +97,8 @@ def tune(
     if not isinstance(trials, Integral) or trials < 1:
         raise ValueError(f"trials must be a whole number of at least 1, got {trials!r}")
     ranges, reports = _ranges(fit, space or {})
+    if isinstance(first, Mapping):
+        raise TypeError("first must be a list of settings, such as [{...}]; got one setting")
     begin_with = [_parameters(settings, ranges) for settings in first]
     search = _Search(optuna, ranges, seed, trials, begin_with, *_stored(optuna, storage))
     search.open(name, prune, json.loads(json.dumps({"ranges": ranges, "about": dict(about or {})})))
@@ -321,6 +323,9 @@ def _ranges(fit: Callable[..., float], space: Mapping[str, Any]) -> tuple[dict[s
         if name in named and name not in known and name != "report" and one.default is kinds.empty:
             raise ValueError(f"fit takes {name!r}, which has no range; give one with space={{{name!r}: (low, high)}}")
     ranges = {name: _checked(name, known[name]) for name in known if name in named}
+    taken = {"report", *(("annealed", "begin", "length") if "schedule" in ranges else ())}
+    if names := taken & ranges.keys():
+        raise ValueError(f"space must not hold {min(names)!r}, which has a meaning of its own; choose another name")
     if not ranges:
         raise ValueError(f"fit takes no setting to search; name some of: {', '.join(known)}")
     if {"t1", "t2"} <= ranges.keys() and _largest(ranges["t1"]) > _smallest(ranges["t2"]):
@@ -332,7 +337,8 @@ def _ranges(fit: Callable[..., float], space: Mapping[str, Any]) -> tuple[dict[s
 
 def _checked(name: str, given: Any) -> Any:
     if isinstance(given, list):
-        if given and name != "schedule" and all(isinstance(one, str | int | float | bool | None) for one in given):
+        kinds = (int, float) if name in ("t1", "t2") else (str, int, float, bool, type(None))
+        if given and name != "schedule" and all(isinstance(one, kinds) for one in given):
             return given
     elif isinstance(given, tuple) and len(given) in (2, 3) and given[2:] in ((), ("log",)):
         low, high = given[:2]
@@ -385,7 +391,8 @@ def _parameters(settings: Mapping[str, Any], ranges: dict[str, Any]) -> dict[str
     found = {name: value for name, value in settings.items() if name != "schedule"}
     for name, value in found.items():
         given = ranges[name]
-        if value not in given if isinstance(given, list) else not given[0] <= value <= given[1]:
+        number = isinstance(value, Real)
+        if value not in given if isinstance(given, list) else not (number and given[0] <= value <= given[1]):
             raise ValueError(f"first has {name} = {value!r}, which is not in its range, {given!r}")
     schedule = settings.get("schedule")
     if "schedule" in settings:

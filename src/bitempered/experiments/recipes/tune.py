@@ -106,7 +106,7 @@ def request(
             raise ValueError(f"--clean must be a table with clean labels, a path in .csv or .parquet; got {clean!r}")
         clean_file = clean
     elif clean is not None:
-        if not clean.isdigit():
+        if not clean.isdecimal():
             raise ValueError(f"--clean must be a number of rows of {dataset}, got {clean!r}")
         clean_rows = int(clean)
     seeds_ = tuple(range(SEARCH_SEED, SEARCH_SEED + seeds))
@@ -151,6 +151,8 @@ def run(
             )  # fmt: skip
     except tune.OtherStudy as error:
         raise DataError(str(error)) from error
+    except ModuleNotFoundError as missing:
+        raise DataError(f"{missing}: install what the storage {storage} needs") from None
     except SQLAlchemyError as error:
         raise DataError(f"cannot use the storage {storage}: {str(error).splitlines()[0]}") from error
     return LossSettings.of(found.best, epochs), found
