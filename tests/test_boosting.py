@@ -298,6 +298,7 @@ BAD = {
     "classes in words": ({"num_class": "3"}, ValueError, "num_class must be an integer >= 2, got '3'"),
     "names": ({"labels": ["a", "b", "c", "d"]}, ValueError, "indices, numbers from 0 to 5, got dtype <U1"),
     "objects": ({"labels": np.array(["a", 1, 2, 3], object)}, ValueError, "from 0 to 5, got dtype object"),
+    "column": ({"labels": INDEX[:, None]}, ValueError, r"labels must have shape \(n,\), got \(4, 1\)"),
     "label": ({"labels": [0, 3, 5, 6]}, IndexError, "class indices from 0 to 5, got values from 0 to 6"),
     "negative label": ({"labels": [0, 3, 5, -1]}, IndexError, "class indices from 0 to 5, got values from -1 to 5"),
     "soft label": ({"labels": [0, 3, 5, 0.5]}, IndexError, "class indices from 0 to 5, got values from 0 to 5"),

@@ -63,6 +63,12 @@ def test_bad_schedules_are_refused_when_made(changes, message):
         anneal(values.pop("start"), values.pop("end"), **values)
 
 
+@pytest.mark.parametrize("schedule", [anneal((1, 1), (0.5, 2), begin=0, finish=9), default(10, 9)])
+def test_a_step_that_is_not_a_number_is_refused(schedule):
+    with pytest.raises(ValueError, match="step must be a number, got nan"):
+        schedule(math.nan)
+
+
 def test_a_schedule_can_be_pickled():
     schedule = anneal((1, 1), (0.2, 1.5), begin=10, finish=50, shape="cosine")
     again = pickle.loads(pickle.dumps(schedule))

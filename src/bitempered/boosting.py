@@ -170,6 +170,8 @@ class _Loss:
             )
         if labels.dtype.kind not in "biuf":
             raise ValueError(f"labels must be class indices, numbers from 0 to {classes - 1}, got dtype {labels.dtype}")
+        if labels.ndim != 1:
+            raise ValueError(f"labels must have shape (n,), got {labels.shape}")
         check_indices(labels, classes, "labels")
         if classes == 2:
             a = np.stack((np.zeros(n), a), axis=1)

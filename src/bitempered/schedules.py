@@ -80,6 +80,8 @@ class Anneal:
 
     def __call__(self, step: float) -> Pair:
         step = float(step)  # a NumPy number would give temperatures that torch.compile cannot trace
+        if math.isnan(step):
+            raise ValueError("step must be a number, got nan")
         if step >= self.finish:
             return self.end
         part = SHAPES[self.shape]((step - self.begin) / (self.finish - self.begin)) if step > self.begin else 0.0
