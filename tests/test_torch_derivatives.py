@@ -181,6 +181,19 @@ def test_function_transforms(t1, t2):
     torch.testing.assert_close(forward, reverse, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize(("t1", "t2"), [(1.0, 1.0), (1.0, 1.2), (1.5, 1.5), (0.8, 1.2)])
+def test_zeros_of_a_target_that_nothing_changes_do_no_harm(t1, t2):
+    """The gradient there is infinite for t1 >= 1, and 0 times it counts as 0."""
+    a, share = torch.tensor([1.0, 0.5, -3.0], dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)
+
+    def mixed(s):
+        return bi_tempered_logistic_loss(a, torch.stack((s, 1 - s, 0 * s)), t1, t2)
+
+    slope = (mixed(share + 1e-6) - mixed(share - 1e-6)) / 2e-6
+    (gradient,) = torch.autograd.grad(mixed(share.requires_grad_()), share)
+    torch.testing.assert_close(gradient, slope.detach(), rtol=1e-7, atol=0)
+
+
 def test_what_forward_mode_cannot_do_raises():
     """Where torch would return zeros in silence."""
     logits, target = make(rows=1)
