@@ -36,6 +36,8 @@ def everything(inputs):
         "half": half_precision(logits, index),
         "schedule": schedule(logits, index),
         "refusal": refusal(logits, soft),
+        "padded": padded(),
+        "empty": empty(),
         "example": keras_digits.train(bt.BiTemperedLogisticLoss(t1=0.2, t2=1.2), epochs=3),
     }
 
@@ -175,6 +177,8 @@ def schedule(logits, index):
 
         class Set(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch, logs=None, loss=loss):
+                with tempfile.TemporaryDirectory() as folder:  # which makes no variables of the temperatures
+                    self.model.save(Path(folder) / "model.keras")
                 loss.t1, loss.t2 = pairs[epoch]
 
         with warnings.catch_warnings(record=True) as caught:
@@ -185,6 +189,26 @@ def schedule(logits, index):
     return results
 
 
+def padded():
+    """What a model learns whose padded steps are masked, with a label or with none where the padding is."""
+    rows, losses = np.array([[1, 2, 0], [3, 0, 0]]), []
+    for padding in (0, -1):
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Embedding(9, 5, mask_zero=True), keras.layers.Dense(4)]
+        model = keras.Sequential([keras.Input((3,), dtype="int32"), *layers])
+        model.compile("sgd", bt.BiTemperedLogisticLoss(0.8, 1.2), jit_compile=BACKEND == "jax")
+        labels = np.where(rows > 0, 1, padding)
+        losses.append(model.fit(rows, labels, epochs=2, verbose=0).history["loss"])
+    return losses
+
+
+def empty():
+    classes = bt.BiTemperedLogisticLoss(0.8, 1.2, reduction=None)(np.ones(0, int), np.ones((0, 3), "float32"))
+    binary = bt.BiTemperedBinaryLogisticLoss(0.8, 1.2, reduction=None)(*np.ones((2, 0, 3), "float32"))
+    return [listed(classes), listed(binary)]
+
+
+@keras.saving.register_keras_serializable()
 class Counted(keras.layers.Layer):
     """The identity, with a weight for the optimiser; it counts how often it is traced."""
 

@@ -155,6 +155,10 @@ def test_backend(backend):
         assert "give model.compile the metric `loss.temperatures`" in warned[0]
 
     assert "no gradient in y_true: pass keras.ops.stop_gradient" in results["refusal"]
+    with_label, without = results["padded"]
+    assert with_label == without
+    assert np.isfinite(with_label).all()
+    assert results["empty"] == [[], []]
 
     losses, accuracy = results["example"]
     np.testing.assert_allclose(losses, trained_here(), rtol=1e-5)  # one training, rounded differently

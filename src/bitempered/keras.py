@@ -12,7 +12,7 @@ sum(y) times y / sum(y).
 
 The temperatures are attributes, `loss.t1` and `loss.t2`, which a callback may set between epochs. Keras compiles their
 values into a step. To change them without recompiling, add `loss.temperatures` to the metrics: the temperatures become
-variables, which Keras also logs.
+variables, which Keras also logs. A loaded model must be compiled again with the metric of its own loss.
 
     loss = BiTemperedLogisticLoss(t1=1.0, t2=1.0, rescale=True)
     model.compile("adam", loss, metrics=["accuracy", loss.temperatures])
@@ -25,6 +25,7 @@ variables, which Keras also logs.
 import math
 import warnings
 from collections.abc import Callable
+from numbers import Integral
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +64,7 @@ Tensor = Any  # of the backend
 
 xp = namespace(
     ops,
-    max=lambda x, axis: ops.max(ops.stop_gradient(x), axis=axis, keepdims=True),
+    max=lambda x, axis: ops.max(ops.stop_gradient(x), axis=axis, keepdims=True, initial=-math.inf),
     eps=lambda x: float(np.finfo(keras.backend.standardize_dtype(x.dtype)).eps),
     cast=lambda x, like: ops.cast(x, like.dtype),
     class_indices=lambda classes, target: ops.arange(classes, dtype=target.dtype),
@@ -123,6 +124,10 @@ class _Loss(keras.losses.Loss):
                 " softmax of its own; leave out the activation of the last layer"
             )
 
+    def __dir__(self) -> list[str]:
+        """Leave out `temperatures`: Keras reads every attribute to save a model, which would make variables."""
+        return [name for name in super().__dir__() if name != "temperatures"]
+
     t1 = property(lambda self: self._numbers["t1"], lambda self, value: self._set("t1", value))
     t2 = property(lambda self: self._numbers["t2"], lambda self, value: self._set("t2", value))
 
@@ -163,7 +168,7 @@ class _Loss(keras.losses.Loss):
         return compute_dtype(super().dtype)
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        mask = getattr(y_pred, "_keras_mask", None)  # where False, Keras multiplies the loss by 0: it must not be NaN
+        mask = _mask(y_pred)  # where False, Keras multiplies the loss by 0: it must not be NaN
         if mask is not None and len(mask.shape) == len(y_pred.shape) - 1:
             y_true = ops.convert_to_tensor(y_true, dtype=self.dtype)
             filler = 0.0  # class 0, or a probability
@@ -226,9 +231,9 @@ class BiTemperedLogisticLoss(_Loss):
             t1, t2, from_logits=from_logits, label_smoothing=label_smoothing, reduction=reduction, name=name,
             dtype=dtype, rescale=rescale,
         )  # fmt: skip
-        if not isinstance(axis, int):
+        if not isinstance(axis, Integral):
             raise TypeError(f"axis must be an int, got {type(axis).__name__}")
-        self.axis = axis
+        self.axis = int(axis)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "axis": self.axis}
@@ -374,6 +379,14 @@ def _check_classes(target: tuple[Any, ...], logits: tuple[Any, ...], axis: int) 
 def _agree(shape: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Whether two shapes can be the same: a length may be None in a TensorFlow graph."""
     return len(shape) == len(other) and all(m == n or None in (m, n) for m, n in zip(shape, other, strict=True))
+
+
+def _mask(y_pred: Tensor) -> Tensor | None:
+    try:  # JAX's traced arrays take no attributes, and Keras keeps their masks elsewhere
+        from keras.src.backend.common.masking import get_keras_mask
+    except ImportError:
+        return getattr(y_pred, "_keras_mask", None)
+    return get_keras_mask(y_pred)
 
 
 def _values(x: Tensor) -> Any:
