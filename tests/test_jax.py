@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import oracle
@@ -215,6 +216,24 @@ def test_gradient_in_probability_targets():
     np.testing.assert_allclose(gradient, jax.nn.softmax(ROWS) - np.eye(4)[:2], atol=1e-14)
 
 
+@pytest.mark.parametrize(("t1", "t2"), [(1.0, 1.0), (1.0, 1.2), (1.5, 1.5), (0.8, 1.2)])
+def test_zeros_of_a_target_that_nothing_changes_do_no_harm(t1, t2):
+    """The gradient there is infinite for t1 >= 1, and 0 times it counts as 0."""
+    a, one_hot, ones = np.array([1.0, 0.5, -3.0]), np.array([1.0, 0.0, 0.0]), np.ones(3)
+    by_weight = jax.grad(lambda w, y: bt.bi_tempered_logistic_loss(a, y, t1, t2, weight=w))
+    np.testing.assert_allclose(by_weight(ones, one_hot), by_weight(ones, np.array(0)), rtol=1e-12)
+    assert jax.grad(lambda p: bt.bi_tempered_binary_logistic_loss(0.3, 0.0, t1, t2, pos_weight=p))(2.0) == 0
+
+    def mixed(s):
+        return bt.bi_tempered_logistic_loss(a, s * one_hot + (1 - s) * np.array([0.0, 1.0, 0.0]), t1, t2)
+
+    slope = (mixed(0.3 + 1e-6) - mixed(0.3 - 1e-6)) / 2e-6
+    np.testing.assert_allclose(jax.grad(mixed)(0.3), slope, rtol=1e-7)
+    loss, moves = partial(bt.bi_tempered_logistic_loss, t1=t1, t2=t2), np.array([1.0, 2.0, 3.0])
+    both, alone = jax.jvp(loss, (a, one_hot), (moves, 0 * a))[1], jax.jvp(lambda a: loss(a, one_hot), (a,), (moves,))[1]
+    np.testing.assert_allclose(both, alone, rtol=1e-12)
+
+
 def test_ties_and_classes_outside_the_support():
     rows = np.array([[0.0, 0.0, 0.0], [10.0, 0.0, 9.9], [1.0, -np.inf, 0.5]])
 
@@ -307,6 +326,11 @@ CASES = {
     "smoothing": ({"label_smoothing": -0.5}, ValueError, "label_smoothing must be between 0 and 1, got -0.5"),
     "weight": ({"weight": np.ones(5)}, ValueError, r"each of the 6 classes, got shape \(5,\)"),
     "logits dtype": ({"logits": LOGITS.astype(int)}, TypeError, "logits must be float16, .* got int64; convert it"),
+    "complex": ({"t1": jnp.array(0.5 + 3j)}, TypeError, "t1 must hold real numbers, got complex"),
+    "texts": ({"t2": np.array(["1.2"])}, TypeError, "t2 must hold real numbers, got <U3"),
+    "huge": ({"t2": 10**400}, ValueError, "t2 must be a finite number >= 0, got 1000"),
+    "rows of t2": ({"t2": np.ones(3)}, ValueError, r"t2 must broadcast to the examples, \(4,\), got shape \(3,\)"),
+    "axis in words": ({"axis": "1"}, TypeError, "axis must be an integer, got '1'"),
     "axis": ({"axis": -3}, ValueError, r"axis must be in \[-2, 1\] for this shape, got -3"),
     "where shape": ({"where": np.ones(6, bool)}, ValueError, r"\(4, 6\), or .* examples: \(4,\), got shape \(6,\)"),
     "where": ({"where": np.ones((4, 6))}, TypeError, "where must hold booleans, got float64"),
@@ -318,6 +342,19 @@ def test_bad_input(case):
     options, exception, message = CASES[case]
     with pytest.raises(exception, match=message):
         bt.bi_tempered_logistic_loss(**({"logits": LOGITS, "target": INDEX, "t1": 0.8, "t2": 1.2} | options))
+
+
+def test_a_mask_of_the_softmax_has_the_axes_of_the_logits():
+    with pytest.raises(ValueError, match=r"where must have as many axes as logits, 2, got shape \(4,\)"):
+        bt.tempered_softmax(LOGITS, 1.2, where=np.ones(4, bool))
+
+
+def test_large_class_indices_do_not_wrap_around():
+    target = np.array([0, 2**32, 2**32 + 1, 2**31, -(2**32)])
+    for dtype in (np.int64, np.uint64):
+        with jax.enable_x64(False):
+            losses = bt.bi_tempered_logistic_loss(np.zeros((5, 3), np.float32), target.astype(dtype), 0.8, 1.2)
+        assert np.isnan(losses).tolist() == [False, True, True, True, True]
 
 
 def test_axis():

@@ -1,9 +1,11 @@
 """Validation that the adapters share: numbers, and the shapes and dtypes of arrays."""
 
 import math
-from numbers import Real
+import sys
+from numbers import Integral, Real
 from typing import Any
 
+LARGEST = sys.float_info.max
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 Array = Any  # of any framework whose arrays have `shape`, `ndim` and a `dtype` with a NumPy name
@@ -13,7 +15,7 @@ Shape = tuple[int, ...]
 def check_number(value: float, name: str, least: float | None = None, most: float | None = None) -> float:
     if not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if -math.inf < value < math.inf and (least is None or value >= least) and (most is None or value <= most):
+    if -LARGEST <= value <= LARGEST and (least is None or value >= least) and (most is None or value <= most):
         return float(value)
     if least is not None and most is not None:
         raise ValueError(f"{name} must be in [{least}, {most}], got {value}")
@@ -66,6 +68,8 @@ def check_floating(x: Array, name: str) -> None:
 def check_logits(logits: Array, axis: int) -> int:
     """Validate logits; return the class axis, counted from the front."""
     check_floating(logits, "logits")
+    if not isinstance(axis, Integral):
+        raise TypeError(f"axis must be an integer, got {axis!r}")
     if logits.ndim and not -logits.ndim <= axis < logits.ndim:
         raise ValueError(f"axis must be in [{-logits.ndim}, {logits.ndim - 1}] for this shape, got {axis}")
     if logits.ndim == 0 or logits.shape[axis] == 0:

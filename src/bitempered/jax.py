@@ -207,7 +207,7 @@ def bi_tempered_logistic_loss(
 
     Reference: Amid, Warmuth, Anil, Koren. Robust Bi-Tempered Logistic Loss Based on Bregman Divergences. NeurIPS 2019.
     """
-    logits, target = jnp.asarray(logits), jnp.asarray(target)
+    logits, target = jnp.asarray(logits), _as_target(target)
     weight = None if weight is None else jnp.asarray(weight)
     axis = check_class_loss(logits, target, weight, label_smoothing=label_smoothing, axis=axis)
     a = widen(logits)
@@ -270,10 +270,12 @@ def log_softmax_and_partition(
     """Log-probabilities, and lambda_t with the class axis kept at length 1, in the dtype of the computation."""
     axis = check_logits(logits, axis)
     a = widen(logits)
+    if where is not None and jnp.ndim(where) != logits.ndim:
+        raise ValueError(f"where must have as many axes as logits, {logits.ndim}, got shape {jnp.shape(where)}")
     kept = _kept(where, logits, axis)
     if kept is not None:
         a = jnp.where(kept, a, -math.inf)
-    return _log_softmax(a, _per_row(_temperature(t, "t", a), a, axis), axis)
+    return _log_softmax(a, _per_row(_temperature(t, "t", a), "t", a, axis), axis)
 
 
 # Temperatures
@@ -291,11 +293,22 @@ def _value(t: Any) -> Any:
     return t.value if isinstance(t, _Fixed) else t
 
 
+def _as_target(target: ArrayLike) -> Array:
+    """Return the target as JAX's array. Without x64 JAX wraps large integers around, perhaps to classes."""
+    if isinstance(target, np.ndarray) and target.dtype.kind in "iu":
+        limits = np.iinfo(jax.dtypes.canonicalize_dtype(target.dtype))
+        target = target.clip(limits.min, limits.max)
+    return jnp.asarray(target)
+
+
 def _temperature(t: ArrayLike, name: str, like: Array) -> Any:
     if isinstance(t, Real):
-        return _Fixed(check_temperature(float(t), name))
-    if not hasattr(t, "dtype"):
+        return _Fixed(check_temperature(t, name))
+    dtype = getattr(t, "dtype", None)
+    if dtype is None:
         raise TypeError(f"{name} must be a number or an array, got {type(t).__name__}")
+    if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
+        raise TypeError(f"{name} must hold real numbers, got {dtype}")
     known = _concrete(t, 0.0)
     for value in (known.min(initial=0.0), known.max(initial=0.0)):
         check_temperature(float(value), name)
@@ -306,10 +319,10 @@ def _temperature(t: ArrayLike, name: str, like: Array) -> Any:
 def _temperatures(t1: ArrayLike, t2: ArrayLike, a: Array, *, axis: int, rescale: bool) -> tuple[Any, Any]:
     """Validate what is known before tracing; return the two as `_Fixed`, or as arrays that broadcast against `a`."""
     if isinstance(t1, Real) and isinstance(t2, Real):
-        first, second = check_temperatures(float(t1), float(t2))
+        first, second = check_temperatures(t1, t2)
         check_rescale(rescale, a.shape[axis], second)
         return _Fixed(first), _Fixed(second)
-    first, second = (_per_row(_temperature(t, name, a), a, axis) for t, name in ((t1, "t1"), (t2, "t2")))
+    first, second = (_per_row(_temperature(t, name, a), name, a, axis) for t, name in ((t1, "t1"), (t2, "t2")))
     known = np.stack(np.broadcast_arrays(_concrete(t1, 0.0), _concrete(t2, 2.0)), -1).reshape(-1, 2)
     for pair in known[(known[:, 0] >= 2) | (known[:, 0] > known[:, 1])][:1]:
         check_temperatures(float(pair[0]), float(pair[1]))
@@ -330,11 +343,13 @@ def _where_valid(valid: Array, t: Any) -> Any:
     return t if isinstance(t, _Fixed) else jnp.where(valid, t, math.nan)
 
 
-def _per_row(t: Any, a: Array, axis: int) -> Any:
+def _per_row(t: Any, name: str, a: Array, axis: int) -> Any:
     """Reshape an array of temperatures, one for all or one per example, to broadcast against `a`."""
     if isinstance(t, _Fixed) or t.ndim == 0:
         return t
     rows = a.shape[:axis] + a.shape[axis + 1 :]
+    if not broadcasts(t.shape, rows):
+        raise ValueError(f"{name} must broadcast to the examples, {rows}, got shape {t.shape}")
     return jnp.expand_dims(jnp.broadcast_to(t, rows), axis)
 
 
