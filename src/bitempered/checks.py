@@ -1,11 +1,9 @@
 """Validation that the adapters share: numbers, and the shapes and dtypes of arrays."""
 
 import math
-import sys
 from numbers import Integral, Real
 from typing import Any
 
-LARGEST = sys.float_info.max
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 Array = Any  # of any framework whose arrays have `shape`, `ndim` and a `dtype` with a NumPy name
@@ -15,8 +13,12 @@ Shape = tuple[int, ...]
 def check_number(value: float, name: str, least: float | None = None, most: float | None = None) -> float:
     if not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if -LARGEST <= value <= LARGEST and (least is None or value >= least) and (most is None or value <= most):
-        return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer or a fraction beyond float64
+        number = math.inf
+    if math.isfinite(number) and (least is None or number >= least) and (most is None or number <= most):
+        return number
     if least is not None and most is not None:
         raise ValueError(f"{name} must be in [{least}, {most}], got {value}")
     bound = f" >= {least}" if least is not None else f" <= {most}" if most is not None else ""

@@ -323,11 +323,8 @@ def reproduce(
     with packages("experiments"), valid_request():
         from rich.console import Console
 
-        from bitempered.experiments.recipes.shared import check_seeds
         from bitempered.experiments.team import join
 
-        if seeds is not None:
-            check_seeds(seeds)
         options = recipes.Options(
             choose_device(device), dataset=dataset, network=network, quick=quick, seeds=seeds, data_dir=data_dir
         )

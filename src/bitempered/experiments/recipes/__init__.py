@@ -98,6 +98,8 @@ def load(module: str) -> Any:
 
 def plan(what: str, options: Options) -> Plan:
     """Return the plan of a figure or table; a ValueError says which option is wrong."""
+    if options.seeds is not None:
+        load("shared").check_seeds(options.seeds)
     planned: Plan = load(RECIPES[what].module).plan(what, options)
     return replace(planned, name=f"{planned.name}-quick") if options.quick else planned
 
