@@ -114,8 +114,8 @@ class Audit:
             notes.append(
                 f"Classes are confused systematically: about {named}{rest}. Either these classes look alike, or "
                 "whoever labelled them makes the same mistake again and again. A model can learn such mistakes, and "
-                "validation labels that share them then prefer it to a robust model: choose between models on labels "
-                "that were checked by hand."
+                "validation labels that share them may then prefer it to a robust model: choose between models on "
+                "labels that were checked by hand."
             )
         return notes
 
