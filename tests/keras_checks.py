@@ -38,6 +38,7 @@ def everything(inputs):
         "refusal": refusal(logits, soft),
         "padded": padded(),
         "empty": empty(),
+        "one_hot": one_hot(),
         "example": keras_digits.train(bt.BiTemperedLogisticLoss(t1=0.2, t2=1.2), epochs=3),
     }
 
@@ -206,6 +207,17 @@ def empty():
     classes = bt.BiTemperedLogisticLoss(0.8, 1.2, reduction=None)(np.ones(0, int), np.ones((0, 3), "float32"))
     binary = bt.BiTemperedBinaryLogisticLoss(0.8, 1.2, reduction=None)(*np.ones((2, 0, 3), "float32"))
     return [listed(classes), listed(binary)]
+
+
+def one_hot():
+    """What a model learns from class indices, and from the same classes as probabilities."""
+    losses = []
+    for target in (np.arange(4), np.eye(4)):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+        model.compile("sgd", bt.BiTemperedLogisticLoss(0.8, 1.2), jit_compile=BACKEND == "jax")
+        losses.append(model.fit(np.eye(4), target, epochs=2, verbose=0).history["loss"])
+    return losses
 
 
 @keras.saving.register_keras_serializable()

@@ -159,6 +159,7 @@ def test_backend(backend):
     assert with_label == without
     assert np.isfinite(with_label).all()
     assert results["empty"] == [[], []]
+    np.testing.assert_allclose(*results["one_hot"], rtol=1e-6)
 
     losses, accuracy = results["example"]
     np.testing.assert_allclose(losses, trained_here(), rtol=1e-5)  # one training, rounded differently

@@ -64,7 +64,8 @@ Tensor = Any  # of the backend
 
 xp = namespace(
     ops,
-    max=lambda x, axis: ops.max(ops.stop_gradient(x), axis=axis, keepdims=True, initial=-math.inf),
+    # PyTorch has no maximum of an empty batch, and Keras's `initial` there is on the wrong device.
+    max=lambda x, axis: (ops.sum if 0 in x.shape else ops.max)(ops.stop_gradient(x), axis=axis, keepdims=True),
     eps=lambda x: float(np.finfo(keras.backend.standardize_dtype(x.dtype)).eps),
     cast=lambda x, like: ops.cast(x, like.dtype),
     class_indices=lambda classes, target: ops.arange(classes, dtype=target.dtype),
