@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacfwd, jacrev, vmap
 
-from bitempered import kernels
+from bitempered import kernels, schedules
 from bitempered.torch import (
     BiTemperedBinaryLogisticLoss,
     BiTemperedLogisticLoss,
@@ -313,6 +313,18 @@ def test_a_schedule_compiles_once_with_tensors_and_twice_with_numbers(what, of, 
     if what == "function":
         compiled(logits, of(1.0), of(1.0))
         assert backend.graphs <= most + (of is float)
+
+
+def test_a_schedule_inside_a_compiled_function():
+    logits, target = make(torch.float32)
+
+    def f(a, step):
+        return bi_tempered_logistic_loss(a, target, *schedules.default(5, 8)(step))
+
+    torch.compiler.reset()
+    compiled = torch.compile(f, fullgraph=True, backend="eager")
+    for step in (0, 1, 2.5, 4, 7, 8):
+        torch.testing.assert_close(compiled(logits, step), f(logits, step), rtol=1e-5, atol=1e-6)
 
 
 # "eager" runs the graphs that Dynamo made of forward and backward, which is what is ours.

@@ -17,7 +17,9 @@ def check_number(value: float, name: str, least: float | None = None, most: floa
         number = float(value)
     except OverflowError:  # an integer or a fraction beyond float64
         number = math.inf
-    if math.isfinite(number) and (least is None or number >= least) and (most is None or number <= most):
+    # Not math.isfinite, which torch.compile cannot trace.
+    finite = -math.inf < number < math.inf
+    if finite and (least is None or number >= least) and (most is None or number <= most):
         return number
     if least is not None and most is not None:
         raise ValueError(f"{name} must be in [{least}, {most}], got {value}")

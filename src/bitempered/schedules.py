@@ -80,7 +80,7 @@ class Anneal:
 
     def __call__(self, step: float) -> Pair:
         step = float(step)  # a NumPy number would give temperatures that torch.compile cannot trace
-        if math.isnan(step):
+        if not -math.inf <= step <= math.inf:  # NaN; torch.compile cannot trace math.isnan
             raise ValueError("step must be a number, got nan")
         if step >= self.finish:
             return self.end
