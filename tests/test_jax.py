@@ -355,6 +355,9 @@ def test_large_class_indices_do_not_wrap_around():
         with jax.enable_x64(False):
             losses = bt.bi_tempered_logistic_loss(np.zeros((5, 3), np.float32), target.astype(dtype), 0.8, 1.2)
         assert np.isnan(losses).tolist() == [False, True, True, True, True]
+    with jax.enable_x64(False):
+        assert np.isnan(bt.bi_tempered_logistic_loss(np.zeros(3, np.float32), np.int64(2**32), 0.8, 1.2))
+        assert np.isnan(bt.bi_tempered_binary_logistic_loss(np.zeros(1, np.float32), target[1:2], 0.8, 1.2)).all()
 
 
 def test_axis():

@@ -251,7 +251,7 @@ def bi_tempered_binary_logistic_loss(
     >>> bi_tempered_binary_logistic_loss(jnp.array([-8.0, 8.0]), jnp.zeros(2), t1=0.5, t2=2.0).round(4)
     Array([0.0304, 1.2555], dtype=float32)
     """
-    logits, target = jnp.asarray(logits), jnp.asarray(target)
+    logits, target = jnp.asarray(logits), _as_target(target)
     weight = None if weight is None else jnp.asarray(weight)
     pos_weight = None if pos_weight is None else jnp.asarray(pos_weight)
     check_binary(logits, target, weight, pos_weight)
@@ -294,8 +294,11 @@ def _value(t: Any) -> Any:
 
 
 def _as_target(target: ArrayLike) -> Array:
-    """Return the target as JAX's array. Without x64 JAX wraps large integers around, perhaps to classes."""
-    if isinstance(target, np.ndarray) and target.dtype.kind in "iu":
+    """Return the target as JAX's array. Without x64 JAX wraps large integers around, perhaps to classes.
+
+    The arguments of a function under `jax.jit` are wrapped before they come here.
+    """
+    if isinstance(target, np.ndarray | np.generic) and target.dtype.kind in "iu":
         limits = np.iinfo(jax.dtypes.canonicalize_dtype(target.dtype))
         target = target.clip(limits.min, limits.max)
     return jnp.asarray(target)
