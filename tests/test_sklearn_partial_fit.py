@@ -157,7 +157,7 @@ def test_bad_batches_leave_the_model_alone():
         model.partial_fit(X[:, :2], y)
     with pytest.raises(ValueError, match="give a dictionary of weights"):
         BiTemperedLogisticRegression(class_weight="balanced").partial_fit(X, y, classes=CLASSES)
-    with pytest.raises(ValueError, match="fit_intercept must be that of the first call of partial_fit, got False"):
+    with pytest.raises(ValueError, match="fit_intercept must be that of the fit that this one continues, got False"):
         model.set_params(fit_intercept=False).partial_fit(X, y)
     np.testing.assert_array_equal(parameters(model), kept)
     assert list(model.classes_) == CLASSES

@@ -154,7 +154,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
             if not first:
                 if len(self._precision) != len(theta):
                     raise ValueError(
-                        f"fit_intercept must be that of the first call of partial_fit, got {self.fit_intercept}"
+                        f"fit_intercept must be that of the fit that this one continues, got {self.fit_intercept}"
                     )
                 theta = centre = np.vstack((self.coef_.T, self.intercept_))[: len(theta)]
                 precision = self._precision
@@ -163,8 +163,6 @@ class BiTemperedLogisticRegression(TemperedClassifier):
 
     def _check_settings(self) -> tuple[float, float]:
         check_positive(self.C, "C")
-        if self.C < 1e-300:
-            raise ValueError(f"C must be at least 1e-300, got {self.C}")
         check_count(self.max_iter, "max_iter")
         check_number(self.tol, "tol", 0)
         if not isinstance(self.fit_intercept, (bool, np.bool_)):
@@ -178,7 +176,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
 
     def _beginning(self, X: Any) -> tuple[Any, Array, Array]:
         """X with a column of ones for the intercept, coefficients of 0, and the factors of their squares."""
-        precision = np.full((X.shape[1], 1), 1 / self.C)
+        precision = np.full((X.shape[1], 1), 1 / float(self.C))
         if self.fit_intercept:
             column = np.ones((X.shape[0], 1))
             X = sparse.hstack((X, column), format="csr") if sparse.issparse(X) else np.hstack((X, column))
@@ -203,7 +201,10 @@ class BiTemperedLogisticRegression(TemperedClassifier):
         # The mean loss, as in LogisticRegression: the meaning of `tol` does not depend on the number of examples.
         of_examples, largest = weight, weight.max()
         weight = weight / largest  # first, since the sum of large weights overflows
-        penalty = precision / weight.sum() / largest
+        with np.errstate(over="ignore"):
+            penalty = precision / weight.sum() / largest
+        if not np.isfinite(penalty).all():
+            raise ValueError(f"C times the largest weight is too small, {self.C * largest:.3g}: give a larger C")
         weight = weight / weight.sum()
         n_iter, start = 0, t1 if t1 == t2 >= 1 else 1.0
         for step in chain(steps, repeat(1.0)):
