@@ -183,6 +183,19 @@ def test_a_storage_without_its_driver_gets_one_line(tmp_path, monkeypatch):
     assert line.endswith("install what the storage postgresql+psycopg2://localhost/x needs")
 
 
+def test_a_file_of_trials_needs_no_driver(tmp_path, monkeypatch):
+    """So a package that is missing elsewhere is not blamed on it."""
+
+    def fails(*_, **__):
+        raise ModuleNotFoundError("No module named 'other'")
+
+    monkeypatch.setattr(tune.tune, "tune", fails)
+    result = invoke(*OPTIONS, "--out", tmp_path / "out")
+    (line,) = error_lines(result)
+    assert "No module named 'other'" in line
+    assert "storage" not in line
+
+
 def test_missing_optuna_gets_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     for command in (OPTIONS, ["reproduce", "tuned", "--quick"]):

@@ -391,8 +391,8 @@ def _parameters(settings: Mapping[str, Any], ranges: dict[str, Any]) -> dict[str
     found = {name: value for name, value in settings.items() if name != "schedule"}
     for name, value in found.items():
         given = ranges[name]
-        number = isinstance(value, Real)
-        if value not in given if isinstance(given, list) else not (number and given[0] <= value <= given[1]):
+        in_range = isinstance(given, tuple) and isinstance(value, Real) and given[0] <= value <= given[1]
+        if not in_range and not (isinstance(given, list) and value in given):
             raise ValueError(f"first has {name} = {value!r}, which is not in its range, {given!r}")
     schedule = settings.get("schedule")
     if "schedule" in settings:

@@ -152,6 +152,8 @@ def run(
     except tune.OtherStudy as error:
         raise DataError(str(error)) from error
     except ModuleNotFoundError as missing:
+        if "://" not in str(storage):
+            raise
         raise DataError(f"{missing}: install what the storage {storage} needs") from None
     except SQLAlchemyError as error:
         raise DataError(f"cannot use the storage {storage}: {str(error).splitlines()[0]}") from error
