@@ -161,6 +161,16 @@ def test_a_folder_that_cannot_be_used_is_found_before_training(table, tmp_path, 
     assert f"cannot use the folder {tmp_path / 'taken'}: " in line
 
 
+def test_an_audit_that_is_stopped_leaves_no_folder(table, tmp_path, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(audits, "run", stopped)
+    done = invoke("audit", table[0], "--label-column", "y", "--out", tmp_path / "new" / "out")
+    assert "nothing was written" in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
 def test_many_classes_get_no_warning_of_another_package(tmp_path):
     (tmp_path / "t.csv").write_text("x,label\n" + "".join(f"{i},{i % 30}\n" for i in range(60)))
     rows = audits.read(str(tmp_path / "t.csv"))

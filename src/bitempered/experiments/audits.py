@@ -1,12 +1,12 @@
 """What `bitempered audit` does: read a table or images, fit out of fold, and write what was found."""
 
 import csv
-import io
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -150,12 +150,7 @@ def cleaned_csv(audited: Audited, label_column: str) -> bytes:
 
 
 def to_csv(head: list[str], lines: list[Any]) -> bytes:
-    text = io.StringIO()
-    ends = "\r\n"  # with another line end, older versions of Python do not quote cells that hold \r
-    writer = csv.writer(text, lineterminator=ends)
-    for line in (head, *lines):
-        writer.writerow(line)
-        text.seek(text.tell() - len(ends))
-        text.write("\n")
-        text.truncate()
-    return text.getvalue().encode()
+    text: list[str] = []
+    # It ends lines with \r\n: with another line end, older versions of Python do not quote cells that hold \r.
+    csv.writer(SimpleNamespace(write=text.append)).writerows([head, *lines])
+    return "".join(line.removesuffix("\r\n") + "\n" for line in text).encode()
