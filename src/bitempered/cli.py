@@ -325,6 +325,8 @@ def reproduce(
 
         from bitempered.experiments.team import join
 
+        if seeds is not None:
+            recipes.check_seeds(seeds)
         options = recipes.Options(
             choose_device(device), dataset=dataset, network=network, quick=quick, seeds=seeds, data_dir=data_dir
         )
@@ -564,9 +566,8 @@ def clear_errors(out: Path, after_ctrl_c: str = "run the same command to continu
 
 
 def check_folder(out: Path) -> None:
-    """Make the folder and write to it, before work that would be lost."""
-    out.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=out):
+    """Write to the folder, or to the one that it will be made in, before work that would be lost."""
+    with TemporaryFile(dir=next(folder for folder in (out, *out.parents) if folder.exists())):
         pass
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitempered.experiments.files import BadRows
-from bitempered.experiments.recipes.plans import Options, Plan
+from bitempered.experiments.recipes.plans import Options, Plan, check_seeds
 
 if TYPE_CHECKING:  # the command line's help needs this module, and neither matplotlib nor torch
     from bitempered.experiments.report import Pages
 
-__all__ = ["RECIPES", "REPRODUCED", "ROWS", "Options", "Plan", "choose", "folders", "plan", "render"]
+__all__ = ["RECIPES", "REPRODUCED", "ROWS", "Options", "Plan", "check_seeds", "choose", "folders", "plan", "render"]
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,6 @@ def load(module: str) -> Any:
 
 def plan(what: str, options: Options) -> Plan:
     """Return the plan of a figure or table; a ValueError says which option is wrong."""
-    if options.seeds is not None:
-        load("shared").check_seeds(options.seeds)
     planned: Plan = load(RECIPES[what].module).plan(what, options)
     return replace(planned, name=f"{planned.name}-quick") if options.quick else planned
 

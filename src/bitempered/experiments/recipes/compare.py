@@ -21,7 +21,8 @@ from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.optimizers import OPTIMIZERS
-from bitempered.experiments.recipes.shared import SEARCH_SEED, best, check_seeds
+from bitempered.experiments.recipes.plans import SEARCH_SEED, check_seeds
+from bitempered.experiments.recipes.shared import best
 from bitempered.experiments.report import Pages, newest
 from bitempered.experiments.runs import Progress, Row
 

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # it imports torch
     from bitempered.experiments.runs import Progress
 
-__all__ = ["Options", "Plan"]
+__all__ = ["SEARCH_SEED", "Options", "Plan", "check_seeds"]
+
+SEARCH_SEED = 100  # the first of a search; results use none from here on
+
+
+def check_seeds(seeds: int) -> None:
+    """Refuse a number of seeds, counted from 0, that is not positive or reaches those of a search."""
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}")
+    if seeds > SEARCH_SEED:
+        raise ValueError(f"seeds must be at most {SEARCH_SEED}, got {seeds}")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import TypeVar
 
 from bitempered.experiments.datasets import DATASETS
-from bitempered.experiments.recipes.plans import Options
+from bitempered.experiments.recipes.plans import SEARCH_SEED, Options
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.train import Training
 
@@ -17,7 +17,6 @@ __all__ = [
     "SEARCH_SEED",
     "DataUse",
     "best",
-    "check_seeds",
     "data_dir_of",
     "nearest",
     "part_progress",
@@ -25,7 +24,6 @@ __all__ = [
 
 LEVELS = (0.0, 0.2, 0.4)  # of symmetric noise, in our own comparisons
 ADAM_RATE = 1e-3  # the one that Adam's authors recommend, which people use
-SEARCH_SEED = 100  # the first of a search; results use none from here on
 
 Key = TypeVar("Key")
 
@@ -41,14 +39,6 @@ class DataUse:
     def quick(self, rows: int) -> "DataUse":
         """Return the same with a few rows and two epochs, which shows no effect."""
         return replace(self, training=replace(self.training, epochs=2), rows=rows)
-
-
-def check_seeds(seeds: int) -> None:
-    """Refuse a number of seeds, counted from 0, that is not positive or reaches those of a search."""
-    if seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {seeds}")
-    if seeds > SEARCH_SEED:
-        raise ValueError(f"seeds must be at most {SEARCH_SEED}, got {seeds}")
 
 
 def data_dir_of(dataset: str, options: Options) -> Path | None:
