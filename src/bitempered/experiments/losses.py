@@ -178,9 +178,11 @@ class Loss:
         'from (0.8, 1.2) over epochs 6 to 8'
         >>> Loss("bi-tempered", (0.5, 4.0), schedule=(0, 4, 0.5, 4.0, 8)).path
         'from (1, 1) over epochs 0 to 4'
+        >>> Loss("bi-tempered", (0.5, 4.0), schedule=(5, 5, 0.8, 1.2, 8)).path
+        'from (1, 1) over epochs 5 to 8, through (0.8, 1.2) in epoch 5'
         """
         stops = self._stops()
-        while len(stops) > 2 and (stops[0][0] == stops[1][0] or stops[0][1] == stops[1][1]):
+        while len(stops) > 2 and (stops[1][0] <= 0 or stops[0][1] == stops[1][1]):
             del stops[0]
         while len(stops) > 2 and stops[-2][1] == stops[-1][1]:
             del stops[-1]
