@@ -316,7 +316,7 @@ def figure(rows: list[Row], curves: list[Row]) -> Figure:
     losses = [("logistic", False), ("gce", False), ("bi-tempered", False), ("bi-tempered", True), ("logistic", False)]
     uses = [use for use in USES if any(row["dataset"] == use.dataset for row in rows)]
     canvas = Figure(figsize=(12, 4 * len(uses)), dpi=150, layout="constrained")
-    for use, panels in zip(uses, canvas.subplots(len(uses), len(TRAININGS), squeeze=False), strict=True):
+    for use, panels in zip(uses, canvas.subplots(len(uses), len(TRAININGS), sharey="row", squeeze=False), strict=True):
         for axes, training in zip(panels, TRAININGS, strict=True):
             groups = by_contender(rows, use.dataset, training, LEVELS[-1])
             if not groups:
@@ -330,6 +330,7 @@ def figure(rows: list[Row], curves: list[Row]) -> Figure:
             axes.set_xlabel("epoch")
             axes.grid(alpha=0.3)
             axes.legend(fontsize="small")
+            axes.tick_params(labelleft=True)
             axes.set_ylabel("accuracy on clean test labels (%)")
     bands = "mean and ±1 standard deviation if there are several seeds"
     canvas.suptitle(f"{LEVELS[-1]:.0%} wrong labels: {bands}", fontsize="medium")
