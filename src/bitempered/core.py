@@ -541,7 +541,8 @@ def target_gradient(target: Target, log_p: Array, t1: Temperature, *, axis: int,
     """
     q = target.q
     by_q = phi(xp.log(q), 1 - t1, xp=xp) - phi(log_p, 1 - t1, xp=xp)
-    by_q = xp.where(by_q == -math.inf, -1e30, by_q)  # for t1 >= 1 where q = 0: 0 times it counts as 0
+    # For t1 >= 1 it is infinite where q = 0. A number that is as good as infinite gives 0 times 0, not NaN.
+    by_q = xp.where(by_q == -math.inf, -1e30, by_q)
     by_q = xp.where((q == 0) & (log_p == -math.inf), 0.0, by_q)
     mean = xp.sum(xp.where(q == 0, 0.0, q * by_q), axis=axis)
     by_z = _divergence(target, log_p, t1, axis, xp) + by_q - mean
