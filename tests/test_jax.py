@@ -216,7 +216,7 @@ def test_gradient_in_probability_targets():
     np.testing.assert_allclose(gradient, jax.nn.softmax(ROWS) - np.eye(4)[:2], atol=1e-14)
 
 
-@pytest.mark.parametrize(("t1", "t2"), [(1.0, 1.0), (1.0, 1.2), (1.5, 1.5), (0.8, 1.2)])
+@pytest.mark.parametrize(("t1", "t2"), [(1.0, 1.0), (1.0, 1.2), (1.5, 1.5), (0.8, 1.2), (0.0, 1.0)])
 def test_zeros_of_a_target_that_nothing_changes_do_no_harm(t1, t2):
     """The gradient there is infinite for t1 >= 1, and 0 times it counts as 0."""
     a, one_hot, ones = np.array([1.0, 0.5, -3.0]), np.array([1.0, 0.0, 0.0]), np.ones(3)
@@ -229,6 +229,8 @@ def test_zeros_of_a_target_that_nothing_changes_do_no_harm(t1, t2):
 
     slope = (mixed(0.3 + 1e-6) - mixed(0.3 - 1e-6)) / 2e-6
     np.testing.assert_allclose(jax.grad(mixed)(0.3), slope, rtol=1e-7)
+    bent = (jax.grad(mixed)(0.3 + 1e-6) - jax.grad(mixed)(0.3 - 1e-6)) / 2e-6
+    np.testing.assert_allclose(jax.grad(jax.grad(mixed))(0.3), bent, rtol=1e-7)
     loss, moves = partial(bt.bi_tempered_logistic_loss, t1=t1, t2=t2), np.array([1.0, 2.0, 3.0])
     both, alone = jax.jvp(loss, (a, one_hot), (moves, 0 * a))[1], jax.jvp(lambda a: loss(a, one_hot), (a,), (moves,))[1]
     np.testing.assert_allclose(both, alone, rtol=1e-12)

@@ -1,6 +1,7 @@
 """Derivatives: of both orders, in every mode, through every transform, and what backward keeps in memory."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -181,17 +182,25 @@ def test_function_transforms(t1, t2):
     torch.testing.assert_close(forward, reverse, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize(("t1", "t2"), [(1.0, 1.0), (1.0, 1.2), (1.5, 1.5), (0.8, 1.2)])
+@pytest.mark.parametrize(("t1", "t2"), [(1.0, 1.0), (1.0, 1.2), (1.5, 1.5), (0.8, 1.2), (0.0, 1.0)])
 def test_zeros_of_a_target_that_nothing_changes_do_no_harm(t1, t2):
-    """The gradient there is infinite for t1 >= 1, and 0 times it counts as 0."""
+    """The gradient there is infinite for t1 >= 1, and 0 times it counts as 0. So do second derivatives."""
     a, share = torch.tensor([1.0, 0.5, -3.0], dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)
+    weight, temperatures = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), (t1, torch.tensor(t1))
 
-    def mixed(s):
-        return bi_tempered_logistic_loss(a, torch.stack((s, 1 - s, 0 * s)), t1, t2)
+    def mixed(s, t1, weight):
+        return bi_tempered_logistic_loss(a, torch.stack((s, 1 - s, 0 * s)), t1, t2, weight=weight)
 
-    slope = (mixed(share + 1e-6) - mixed(share - 1e-6)) / 2e-6
-    (gradient,) = torch.autograd.grad(mixed(share.requires_grad_()), share)
-    torch.testing.assert_close(gradient, slope.detach(), rtol=1e-7, atol=0)
+    def gradient(s, *options):
+        s = s.detach().requires_grad_()
+        return s, *torch.autograd.grad(mixed(s, *options), s, create_graph=True)
+
+    for options in product(temperatures, (None, weight)):
+        slope = (mixed(share + 1e-6, *options) - mixed(share - 1e-6, *options)) / 2e-6
+        s, first = gradient(share, *options)
+        torch.testing.assert_close(first.detach(), slope, rtol=1e-7, atol=0)
+        bent = (gradient(share + 1e-6, *options)[1] - gradient(share - 1e-6, *options)[1]) / 2e-6
+        torch.testing.assert_close(torch.autograd.grad(first, s)[0], bent.detach(), rtol=1e-7, atol=0)
 
 
 def test_what_forward_mode_cannot_do_raises():

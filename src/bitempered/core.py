@@ -539,12 +539,13 @@ def target_gradient(target: Target, log_p: Array, t1: Temperature, *, axis: int,
 
     Delta(q, y_hat) + g_i - sum_j q_j g_j,      g = log_t1 q - log_t1 y_hat, the gradient of Delta in q
     """
-    q = target.q
-    by_q = phi(xp.log(q), 1 - t1, xp=xp) - phi(log_p, 1 - t1, xp=xp)
+    q, absent = target.q, target.q == 0
+    of_q = phi(xp.log(xp.where(absent, 1.0, q)), 1 - t1, xp=xp)
     # For t1 >= 1 it is infinite where q = 0. A number that is as good as infinite gives 0 times 0, not NaN.
-    by_q = xp.where(by_q == -math.inf, -1e30, by_q)
-    by_q = xp.where((q == 0) & (log_p == -math.inf), 0.0, by_q)
-    mean = xp.sum(xp.where(q == 0, 0.0, q * by_q), axis=axis)
+    at_zero = -_phi_or_limit(xp.zeros_like(q) + math.inf, t1 - 1, xp)
+    of_q = xp.where(absent, xp.where(at_zero == -math.inf, -1e30, at_zero), of_q)
+    by_q = xp.where(absent & (log_p == -math.inf), 0.0, of_q - phi(log_p, 1 - t1, xp=xp))
+    mean = xp.sum(xp.where(absent, 0.0, q * by_q), axis=axis)
     by_z = _divergence(target, log_p, t1, axis, xp) + by_q - mean
     return xp.where(target.total == 0, 0.0, by_z)
 
