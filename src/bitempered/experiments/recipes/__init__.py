@@ -49,6 +49,11 @@ RECIPES = {
         "the default schedule on two image data sets, with a net that has batch normalisation; hours on a CPU.",
         frozenset({"quick", "resume", "seeds", "data_dir", "device"}),
     ),
+    "convnet-searched": RecipeEntry(
+        "convnet_searched", "convnet-searched",
+        "a searched schedule and generalized cross-entropy on CIFAR-100, with the same net; hours on a CPU.",
+        frozenset({"resume", "data_dir", "device"}),
+    ),
     "other-noise": RecipeEntry(
         "other_noise", "other-noise",
         "the default schedule under noise that is not symmetric, on digits, MNIST and two small tables; an "

@@ -151,7 +151,7 @@ def job(setting: Setting, data: Dataset, device: str) -> Job:
         return [results], [{name: [row[name] for row in metrics] for name in last}]
 
     way = f"{setting.dataset}-{setting.optimizer}-decay{setting.weight_decay:g}-noise{setting.noise:g}"
-    loss = setting.loss.name + "-annealed" * bool(setting.loss.schedule)
+    loss = "-".join([setting.loss.name, *(f"{x:g}" for x in (*setting.loss.numbers, *(setting.loss.schedule or ())))])
     # A lock and checkpoints of its own for each run.
     return Job(f"seed{setting.seed}-{way}-{loss}-rate{setting.rate:g}", [run], train_one, setting.epochs)
 
