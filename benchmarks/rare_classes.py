@@ -90,7 +90,7 @@ Accuracy on clean test labels of digits in %, separately for rare and for common
 
 Mean ± sample standard deviation over {len(SEEDS)} seeds. The classes {", ".join(map(str, RARE))} are rare: of about
 {TRAIN // CLASSES} rows to train on they keep as many as the first column says. Then labels become wrong at random, and
-some common ones become rare ones: with 10 rows and 20 % noise, or 30 and 40 %, more labels of a rare class are wrong
+some common ones become rare ones: with 10 rows and any noise, or 30 and 40 %, more labels of a rare class are wrong
 than right. The test rows are not cut. Weighted: `sample_weight=compute_sample_weight("balanced", y)`, by the noisy
 labels. The network is the one that `audit` uses, with its default schedule.
 

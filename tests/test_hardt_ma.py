@@ -10,8 +10,7 @@ from experiment_cases import assert_rendered, silent
 from bitempered.experiments import streams
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.recipes import hardt_ma
-from bitempered.experiments.recipes.plans import Options
-from bitempered.experiments.recipes.shared import SEARCH_SEED
+from bitempered.experiments.recipes.plans import SEARCH_SEED, Options
 from bitempered.experiments.recipes.table1 import LEVELS
 
 

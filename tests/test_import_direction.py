@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "bitempered"
 ADAPTER = {"core", "checks", "encoding"}
 ROOMS = {
     "core": set(),
+    "pushforward": {"core"},
     "checks": set(),
     "extras": set(),
     "encoding": {"core", "checks"},
@@ -25,8 +26,8 @@ ROOMS = {
     "tune": set(),
     "audit": {"checks", "extras"},
     "kernels": {"checks", "core"},
-    "torch": ADAPTER | {"extras", "kernels"},
-    "jax": ADAPTER | {"extras"},
+    "torch": ADAPTER | {"extras", "kernels", "pushforward"},
+    "jax": ADAPTER | {"extras", "pushforward"},
     "keras": ADAPTER | {"extras"},
     "numpy": ADAPTER,
     "sklearn": ADAPTER | {"diagnosis", "extras", "schedules"},

@@ -8,7 +8,7 @@ from bitempered.experiments.cells import Cell
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import last_epoch
-from bitempered.experiments.recipes.shared import SEARCH_SEED
+from bitempered.experiments.recipes.plans import SEARCH_SEED
 from bitempered.experiments.recipes.table1 import LEVELS
 
 

@@ -493,8 +493,13 @@ BOTH = {
 }
 LINEAR = {
     "C": ({"C": 0}, {}, ValueError, "C must be a number > 0, got 0"),
-    "tiny C": ({"C": 1e-320}, {}, ValueError, "C times the largest weight is too small, 1e-320: give"),
-    "tiny weights": ({}, {"sample_weight": np.full(4, 1e-320)}, ValueError, "weight is too small, 1e-320: give"),
+    "tiny C": ({"C": 1e-320}, {}, ValueError, "penalty overflows at C = 9.99989e-321 and weights up to 1:"),
+    "tiny weights": (
+        {},
+        {"sample_weight": np.full(4, 1e-320)},
+        ValueError,
+        "C = 1 and weights up to 9.99989e-321",
+    ),
     "class_weight": ({"class_weight": {7: 1.0}}, {}, ValueError, "not in class_weight|Class label 7 not present"),
     "no weight": ({"class_weight": {0: 0, 1: 0}}, {}, ValueError, "class_weight must hold .* not all of them zero"),
     "balanced": ({"class_weight": "balanced"}, {"sample_weight": [1, 0, 1, 0]}, ValueError, r"got none in \[1\]"),

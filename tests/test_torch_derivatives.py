@@ -184,7 +184,7 @@ def test_function_transforms(t1, t2):
 
 @pytest.mark.parametrize(("t1", "t2"), [(1.0, 1.0), (1.0, 1.2), (1.5, 1.5), (0.8, 1.2), (0.0, 1.0)])
 def test_zeros_of_a_target_that_nothing_changes_do_no_harm(t1, t2):
-    """The gradient there is infinite for t1 >= 1, and 0 times it counts as 0. So do second derivatives."""
+    """The gradient there is infinite for t1 >= 1, and 0 times it counts as 0. The same holds for second derivatives."""
     a, share = torch.tensor([1.0, 0.5, -3.0], dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)
     weight, temperatures = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), (t1, torch.tensor(t1))
 
@@ -201,6 +201,38 @@ def test_zeros_of_a_target_that_nothing_changes_do_no_harm(t1, t2):
         torch.testing.assert_close(first.detach(), slope, rtol=1e-7, atol=0)
         bent = (gradient(share + 1e-6, *options)[1] - gradient(share - 1e-6, *options)[1]) / 2e-6
         torch.testing.assert_close(torch.autograd.grad(first, s)[0], bent.detach(), rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("t2", [0.8, 1.0, 1.2])
+def test_second_derivatives_where_a_zero_of_a_target_moves(t2):
+    """At t1 = 0, where they are finite. Above, the slope of log_t1 at 0 is infinite, and so must be the result."""
+    a = torch.tensor([1.0, 0.5, -3.0], dtype=torch.float64)
+
+    def first(s, t1):
+        target = torch.stack((0.7 + 0 * s, 0.3 - s, s))
+        return torch.autograd.grad(bi_tempered_logistic_loss(a, target, t1, t2), s, create_graph=True)[0]
+
+    zero, step = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.0, 1e-6))
+    (second,) = torch.autograd.grad(first(zero, 0.0), zero)
+    torch.testing.assert_close(second, ((first(step, 0.0) - first(zero, 0.0)) / step).detach(), rtol=1e-6, atol=0)
+    assert torch.autograd.grad(first(zero, 0.5), zero)[0] > 1e29
+    for t1 in (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.0, 0.5)):
+        (by_t1,) = torch.autograd.grad(first(zero, t1), t1)
+        target = torch.stack((0.7 + 0 * zero, 0.3 - zero, zero))
+        slope = torch.autograd.grad(bi_tempered_logistic_loss(a, target, t1, t2), t1, create_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(*slope, zero)[0], by_t1)
+
+
+@pytest.mark.parametrize("t1", [0.8, 1.0, 1.3])
+def test_mixed_derivatives_with_a_masked_class_in_either_order(t1):
+    a = torch.tensor([1.0, 0.5, -math.inf], dtype=torch.float64, requires_grad=True)
+    share = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    loss = bi_tempered_logistic_loss(a, torch.stack((share, 1 - share, 0 * share)), t1, 1.5)
+    (by_share,) = torch.autograd.grad(loss, share, create_graph=True)
+    (by_logits,) = torch.autograd.grad(loss, a, create_graph=True)
+    mixed = [torch.autograd.grad(one, share, retain_graph=True)[0] for one in by_logits]
+    torch.testing.assert_close(torch.autograd.grad(by_share, a)[0], torch.stack(mixed))
+    assert mixed[0] < -0.5
 
 
 def test_what_forward_mode_cannot_do_raises():

@@ -22,7 +22,7 @@ from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss, LossSettings
 from bitempered.experiments.optimizers import OPTIMIZERS
 from bitempered.experiments.recipes import compare, tune, tuned
-from bitempered.experiments.recipes.shared import SEARCH_SEED
+from bitempered.experiments.recipes.plans import SEARCH_SEED
 from bitempered.experiments.runs import RESULTS, find
 from bitempered.torch import bi_tempered_logistic_loss
 

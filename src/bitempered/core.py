@@ -517,7 +517,12 @@ def _slope(y: Array, log_p: Array, t1: Temperature, log_y: Array | None, axis: i
     down = bend(below, t1 - 2, 2 - t1, xp=xp) - bend(below, t1 - 1, 2 - t1, xp=xp)
     down = down - log_p_below * _second_form(below, t1, xp)
     present = _target_power(log_y, t1, xp) * up + xp.exp((2 - t1) * log_p_below) * down
-    return xp.sum(xp.where(positive, present, _absent_slope(log_p, t1, xp)), axis=axis)
+    # For its derivative in y where y = 0: that of log_t1 y - log_t1 y_hat in t1.
+    zero, masked = xp.where(positive, 0.0, y), log_p == -math.inf
+    of_p = phi_slope(xp.where(masked, 0.0, -log_p), t1 - 1, xp=xp)
+    by_zero = _finite(of_p - phi_slope(xp.zeros_like(log_p) + math.inf, t1 - 1, xp=xp), xp)
+    absent = _absent_slope(log_p, t1, xp) + zero * xp.where(masked, 0.0, by_zero)
+    return xp.sum(xp.where(positive, present, absent), axis=axis)
 
 
 def _softmax_slope(q: Array, at: State, t1: Temperature, t2: Temperature, axis: int, xp: Any) -> Array:
@@ -534,61 +539,28 @@ def _softmax_slope(q: Array, at: State, t1: Temperature, t2: Temperature, axis: 
     return xp.sum(bends + edge, axis=axis) - moved
 
 
+def _finite(x: Array, xp: Any) -> Array:
+    """Return x with a large number in place of -inf: 0 times it is 0, not NaN."""
+    return xp.where(x == -math.inf, -1e30, x)
+
+
 def target_gradient(target: Target, log_p: Array, t1: Temperature, *, axis: int, xp: Any) -> Array:
     """The gradient of `weighted_loss` in z = w y, which determines both W = sum z and q = z / W.
 
     Delta(q, y_hat) + g_i - sum_j q_j g_j,      g = log_t1 q - log_t1 y_hat, the gradient of Delta in q
     """
-    q, absent = target.q, target.q == 0
-    of_q = phi(xp.log(xp.where(absent, 1.0, q)), 1 - t1, xp=xp)
-    # For t1 >= 1 it is infinite where q = 0. A number that is as good as infinite gives 0 times 0, not NaN.
-    at_zero = -_phi_or_limit(xp.zeros_like(q) + math.inf, t1 - 1, xp)
-    of_q = xp.where(absent, xp.where(at_zero == -math.inf, -1e30, at_zero), of_q)
-    by_q = xp.where(absent & (log_p == -math.inf), 0.0, of_q - phi(log_p, 1 - t1, xp=xp))
+    q, log_q = target.q, log_share(target, xp=xp)
+    absent = q == 0 if log_q is None else log_q == -math.inf
+    log_q = xp.log(xp.where(absent, 1.0, q)) if log_q is None else xp.where(absent, 0.0, log_q)
+    masked = absent & (log_p == -math.inf)
+    # log_t1 of 0 is -inf for t1 >= 1, and its slope, 0^-t1, is infinite for t1 > 0.
+    at_zero = _finite(-_phi_or_limit(xp.zeros_like(q) + math.inf, t1 - 1, xp), xp)
+    at_zero = at_zero + ((t1 == 0) + 1e30 * (t1 > 0)) * xp.where(absent, q, 0.0)
+    of_q = xp.where(absent, at_zero, phi(log_q, 1 - t1, xp=xp))
+    by_q = xp.where(masked, 0.0, of_q - phi(xp.where(masked, 0.0, log_p), 1 - t1, xp=xp))
     mean = xp.sum(xp.where(absent, 0.0, q * by_q), axis=axis)
     by_z = _divergence(target, log_p, t1, axis, xp) + by_q - mean
     return xp.where(target.total == 0, 0.0, by_z)
-
-
-def loss_pushforward(
-    target: Target, at: State, t1: Temperature, t2: Temperature, *, da: Array, dz: Array, dt1: Array, dt2: Array,
-    axis: int, xp: Any,
-) -> Array:  # fmt: skip
-    """The change of `weighted_loss` with the logits, with z = w y, and with t1 and t2. None means no change."""
-    change = xp.zeros_like(at.m)
-    if da is not None:
-        change = change + xp.sum(weighted_gradient(target, at, t1, t2, axis=axis, xp=xp) * da, axis=axis)
-    if dz is not None:
-        change = change + xp.sum(target_gradient(target, at.log_p, t1, axis=axis, xp=xp) * dz, axis=axis)
-    if dt1 is not None or dt2 is not None:
-        for slope, dt in zip(temperature_gradients(target, at, t1, t2, axis=axis, xp=xp), (dt1, dt2), strict=True):
-            change = change if dt is None else change + slope * dt
-    return change
-
-
-def normalizer_pushforward(at: State, t: Temperature, *, da: Array, dt: Array, axis: int, xp: Any) -> Array:
-    """The change of m with the logits, for a constant max(a), and with t. None means no change."""
-    change = xp.zeros_like(at.m)
-    if da is not None:
-        change = change + xp.sum(normalizer_gradient(at, t, xp=xp) * da, axis=axis)
-    return change if dt is None else change + normalizer_slope(at, t, axis=axis, xp=xp) * dt
-
-
-def softmax_pushforward(
-    log_p: Array, t: Temperature, *, da: Array, dt: Array, outside: Array = True, axis: int, xp: Any
-) -> tuple[Array, Array]:
-    """The changes of log y_hat and of lambda_t with the logits and with t. None means no change.
-
-    dlambda_t = sum_j e_j da_j,      d log y_hat_i = y_hat_i^(t-1) (da_i - dlambda_t)      for the logits
-    """
-    d_log_p, d_lambda = xp.zeros_like(log_p), xp.zeros_like(xp.max(log_p, axis=axis))
-    if da is not None:
-        d_lambda = d_lambda + xp.sum(escort(log_p, t, outside=outside, axis=axis, xp=xp) * da, axis=axis)
-        d_log_p = d_log_p + power(log_p, t - 1, outside=outside, xp=xp) * (da - d_lambda)
-    if dt is not None:
-        d_lambda = d_lambda + log_partition_slope(log_p, t, axis=axis, xp=xp) * dt
-        d_log_p = d_log_p + log_probs_slope(log_p, t, axis=axis, xp=xp) * dt
-    return d_log_p, d_lambda
 
 
 def softmax_pullback(log_p: Array, t: Temperature, *, g_log_p: Array, g_lambda: Array, axis: int, xp: Any) -> Array:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bitempered import core
+from bitempered import core, pushforward
 from bitempered.checks import (
     broadcasts,
     check_binary,
@@ -296,7 +296,7 @@ def _value(t: Any) -> Any:
 def _as_target(target: ArrayLike) -> Array:
     """Return the target as JAX's array. Without x64 JAX wraps large integers around, perhaps to classes.
 
-    The arguments of a function under `jax.jit` are wrapped before they come here.
+    Under `jax.jit` and `jax.vmap` they wrap where we cannot see it.
     """
     if isinstance(target, np.ndarray | np.generic) and target.dtype.kind in "iu":
         limits = np.iinfo(jax.dtypes.canonicalize_dtype(target.dtype))
@@ -374,8 +374,8 @@ def _solution_jvp(axis: int, primals: Any, tangents: Any) -> Any:
     m, partition = _solution(a, t, axis)
     at, t = _state(a, m, t, axis), _value(t)
     da, dt = _change(da), _change(dt)
-    dm = core.normalizer_pushforward(at, t, da=da, dt=dt, axis=axis, xp=xp)
-    _, d_partition = core.softmax_pushforward(at.log_p, t, da=da, dt=dt, outside=at.outside, axis=axis, xp=xp)
+    dm = pushforward.of_normalizer(at, t, da=da, dt=dt, axis=axis, xp=xp)
+    _, d_partition = pushforward.of_softmax(at.log_p, t, da=da, dt=dt, outside=at.outside, axis=axis, xp=xp)
     return (m, partition), (dm, d_partition)
 
 
@@ -390,7 +390,7 @@ def _log_probs_jvp(axis: int, primals: Any, tangents: Any) -> Any:
     a, m, t = primals
     da, _, dt = map(_change, tangents)  # m is a function of a and t: its share is in theirs
     at, t = _state(a, m, t, axis), _value(t)
-    d_log_p, _ = core.softmax_pushforward(at.log_p, t, da=da, dt=dt, outside=at.outside, axis=axis, xp=xp)
+    d_log_p, _ = pushforward.of_softmax(at.log_p, t, da=da, dt=dt, outside=at.outside, axis=axis, xp=xp)
     return at.log_p, d_log_p
 
 
@@ -423,7 +423,7 @@ def _weighted_loss_jvp(axis: int, is_label: bool, primals: Any, tangents: Any) -
     dz = None if dy is None else dy if w is None else w * dy
     if dw is not None:
         dz = y * dw if dz is None else dz + y * dw
-    return losses, core.loss_pushforward(target, at, t1, t2, da=da, dz=dz, dt1=dt1, dt2=dt2, axis=axis, xp=xp)
+    return losses, pushforward.of_loss(target, at, t1, t2, da=da, dz=dz, dt1=dt1, dt2=dt2, axis=axis, xp=xp)
 
 
 def _elementwise(function: Any, by_x: Any, by_t: Any) -> Any:

@@ -64,7 +64,7 @@ Tensor = Any  # of the backend
 
 xp = namespace(
     ops,
-    # PyTorch has no maximum of an empty batch, and Keras's `initial` there is on the wrong device.
+    # On PyTorch Keras refuses the maximum of an empty batch, and puts an `initial` one on the default device.
     max=lambda x, axis: (ops.sum if 0 in x.shape else ops.max)(ops.stop_gradient(x), axis=axis, keepdims=True),
     eps=lambda x: float(np.finfo(keras.backend.standardize_dtype(x.dtype)).eps),
     cast=lambda x, like: ops.cast(x, like.dtype),

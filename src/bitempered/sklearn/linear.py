@@ -204,7 +204,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
         with np.errstate(over="ignore"):
             penalty = precision / weight.sum() / largest
         if not np.isfinite(penalty).all():
-            raise ValueError(f"C times the largest weight is too small, {self.C * largest:.3g}: give a larger C")
+            raise ValueError(f"the penalty overflows at C = {self.C:g} and weights up to {largest:g}: give larger ones")
         weight = weight / weight.sum()
         n_iter, start = 0, t1 if t1 == t2 >= 1 else 1.0
         for step in chain(steps, repeat(1.0)):

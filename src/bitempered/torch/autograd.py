@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from bitempered import core, encoding
+from bitempered import core, encoding, pushforward
 from bitempered.checks import FLOATS
 from bitempered.encoding import encode_binary, encode_classes, namespace
 from bitempered.kernels import hooks
@@ -101,7 +101,7 @@ class _LogSoftmaxForwardMode(_LogSoftmax):
         log_p, t = ctx.saved_tensors
         t, axis = ctx.t if t is None else t, ctx.axis
         da = None if d_logits is None else d_logits.to(log_p.dtype)
-        return core.softmax_pushforward(log_p, t, da=da, dt=dt, axis=axis, xp=xp)
+        return pushforward.of_softmax(log_p, t, da=da, dt=dt, axis=axis, xp=xp)
 
 
 class _Loss(torch.autograd.Function):
@@ -190,10 +190,10 @@ class _LossForwardMode(_Loss):
             dz = None if dz is None else torch.stack((-dz, dz), dim=-1)
         if dz is not None:
             dz = (1 - options.label_smoothing) * (dz if weighted.w is None else dz * weighted.w)
-        d_loss = core.loss_pushforward(
+        d_loss = pushforward.of_loss(
             weighted, at, options.t1, options.t2, da=da, dz=dz, dt1=dt1, dt2=dt2, axis=axis, xp=xp
         )
-        return d_loss, core.normalizer_pushforward(at, options.t2, da=da, dt=dt2, axis=axis, xp=xp)
+        return d_loss, pushforward.of_normalizer(at, options.t2, da=da, dt=dt2, axis=axis, xp=xp)
 
 
 def _saved(ctx: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor, LossOptions]:

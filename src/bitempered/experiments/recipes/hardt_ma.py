@@ -16,8 +16,8 @@ from rich.table import Table
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import protocols
-from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.recipes.shared import SEARCH_SEED, best
+from bitempered.experiments.recipes.plans import SEARCH_SEED, Options, Plan
+from bitempered.experiments.recipes.shared import best
 from bitempered.experiments.recipes.table1 import LEVELS, TABLE1
 from bitempered.experiments.report import MOMENTS, Pages, grid, made_by_commits, newest, rich_table, spread, write
 from bitempered.experiments.runs import Progress, Row

@@ -20,8 +20,7 @@ from bitempered.experiments.datasets import CIFAR100N
 from bitempered.experiments.files import read_rows, value
 from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes.compare import default_recipe
-from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.recipes.shared import SEARCH_SEED
+from bitempered.experiments.recipes.plans import SEARCH_SEED, Options, Plan
 from bitempered.experiments.report import (
     Pages,
     draw_curves,

@@ -7,14 +7,13 @@ from statistics import mean
 from typing import TypeVar
 
 from bitempered.experiments.datasets import DATASETS
-from bitempered.experiments.recipes.plans import SEARCH_SEED, Options
+from bitempered.experiments.recipes.plans import Options
 from bitempered.experiments.runs import Progress, Row
 from bitempered.experiments.train import Training
 
 __all__ = [
     "ADAM_RATE",
     "LEVELS",
-    "SEARCH_SEED",
     "DataUse",
     "best",
     "data_dir_of",

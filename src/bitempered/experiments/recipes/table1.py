@@ -19,8 +19,8 @@ from bitempered.experiments.cells import FIXED, VARYING, Cell, Comparison, Stage
 from bitempered.experiments.datasets import DATASETS
 from bitempered.experiments.files import read_rows
 from bitempered.experiments.losses import Loss
-from bitempered.experiments.recipes.plans import Options, Plan
-from bitempered.experiments.recipes.shared import SEARCH_SEED, best, nearest
+from bitempered.experiments.recipes.plans import SEARCH_SEED, Options, Plan
+from bitempered.experiments.recipes.shared import best, nearest
 from bitempered.experiments.report import (
     MOMENTS,
     Pages,

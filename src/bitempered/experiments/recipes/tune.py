@@ -21,7 +21,7 @@ from bitempered.experiments.losses import Loss, LossSettings
 from bitempered.experiments.networks import NETWORKS
 from bitempered.experiments.optimizers import OPTIMIZERS
 from bitempered.experiments.recipes import compare
-from bitempered.experiments.recipes.shared import SEARCH_SEED
+from bitempered.experiments.recipes.plans import SEARCH_SEED
 from bitempered.experiments.runs import Progress, Row, identity, one_thread
 from bitempered.experiments.sources import DataError
 from bitempered.experiments.train import train

@@ -20,11 +20,10 @@ from bitempered.experiments.files import read_rows, value, write_rows
 from bitempered.experiments.losses import Loss, LossSettings
 from bitempered.experiments.recipes import tune
 from bitempered.experiments.recipes.compare import default_recipe
-from bitempered.experiments.recipes.plans import Options, Plan
+from bitempered.experiments.recipes.plans import SEARCH_SEED, Options, Plan
 from bitempered.experiments.recipes.shared import (
     ADAM_RATE,
     LEVELS,
-    SEARCH_SEED,
     DataUse,
     data_dir_of,
     part_progress,
