@@ -11,7 +11,7 @@ from bitempered.experiments.recipes.plans import SEARCH_SEED
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """The recipe on a few made-up images, with schedules as short as its runs."""
+    """The recipe on a few made-up images, for one epoch."""
     change_dataset(monkeypatch, "fashion-mnist", validation_rows=100)
     write_images(tmp_path, train=300, test=100)
     for name, value in {"DATASET": "fashion-mnist", "ROWS": 200, "EPOCHS": 1}.items():
@@ -45,13 +45,34 @@ def test_noisy_labels_choose_and_the_chosen_ones_train_in_every_cell(small):
     assert {row["rows"] for row in rows} == {200}
 
 
-def test_the_first_table_leaves_the_search_out():
-    def row(seed, accuracy, level=0.4):
-        one = convnet_searched.setting(Loss("gce", (0.7,)), convnet_searched.ADAM, level, seed)
-        return one.row() | {"test_last": accuracy, "test_chosen": accuracy + 0.1, "validation_last": 0.2}
+GCE = Loss("gce", (0.7,))
 
-    rows = [row(SEARCH_SEED, 0.9), row(0, 0.4), row(1, 0.5), row(0, 0.7, level=0.0)]
+
+def row(seed, accuracy, level=0.4, loss=GCE, training=convnet_searched.ADAM, validation=0.2):
+    one = convnet_searched.setting(loss, training, level, seed)
+    return one.row() | {"test_last": accuracy, "test_chosen": accuracy + 0.1, "validation_last": validation}
+
+
+def test_noisy_labels_choose_and_not_test_labels():
+    first, second, *_ = convnet_searched.SEARCHED["bi-tempered"]
+    tried = [
+        row(SEARCH_SEED, 0.9, loss=first),
+        row(SEARCH_SEED, 0.1, loss=second, validation=0.3),
+        row(SEARCH_SEED, 0.5),
+    ]
+    assert convnet_searched.winners(tried) == [GCE, second]
+
+
+def test_settings_are_not_averaged_together():
+    ours, *_ = convnet_searched.SEARCHED["bi-tempered"]
+    rows = [
+        row(0, 0.1, training=convnet_searched.DECAYED), row(0, 0.3, loss=ours), row(0, 0.4), row(1, 0.5),
+        row(0, 0.2, loss=Loss("gce", (0.5,))), row(0, 0.7, level=0.0),
+    ]  # fmt: skip
     assert convnet_searched.lines(rows) == [
         ["Adam 0.001", "0%", "gce (0.7)", "70.00", "80.00", "1"],
+        ["Adam 0.001", "40%", "gce (0.5)", "20.00", "30.00", "1"],
         ["Adam 0.001", "40%", "gce (0.7)", "45.00 ± 7.07", "55.00 ± 7.07", "2"],
+        ["Adam 0.001", "40%", str(ours), "30.00", "40.00", "1"],
+        ["SGD 0.05, decay 0.0005", "40%", "gce (0.7)", "10.00", "20.00", "1"],
     ]
