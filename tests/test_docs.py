@@ -188,6 +188,36 @@ def test_the_verdicts_on_the_convolutional_net_are_those_of_its_table():
     assert f"Against the best of four rates it gains {ends(clean_slower)} points at the last epoch." in when
 
 
+def test_the_verdicts_on_the_searched_convolutional_net_are_those_of_its_rows():
+    rows = read_rows(ROOT / "results/convnet-searched/convnet-searched.jsonl")
+
+    def lead(level, decay=0.0):
+        """By how many points the schedule is ahead at the last and at the chosen epoch, and of how many seeds."""
+        cell = [row for row in rows if (row["noise"], row["weight_decay"]) == (level, decay) and row["seed"] < 100]
+        ours, theirs = ([row for row in cell if row["loss"] == name] for name in ("bi-tempered", "gce"))
+        assert len(ours) == len(theirs)
+        columns = ("test_last", "test_chosen")
+        return [100 * (mean(row[at] for row in ours) - mean(row[at] for row in theirs)) for at in columns], len(ours)
+
+    when, findings = (" ".join(PAGES[name].split()) for name in ("when", "findings"))
+    (last, chosen), seeds = lead(0.4)
+    assert seeds == 3
+    said = f"{last:.1f} points ahead at the last epoch and {chosen:.1f} at the chosen one (three seeds)"
+    assert f"where it was searched, it is {said}" in when
+    assert f"It is {said}" in findings
+    assert f"a searched schedule is {last:.1f} points ahead (three seeds)" in findings
+    (last, chosen), seeds = lead(0.6)
+    assert seeds == 1
+    ahead = f"{last:.1f} ahead at the last epoch and {-chosen:.1f} behind at the chosen one (one seed)"
+    assert f"At 60 % it is {ahead}" in when
+    (last, chosen), seeds = lead(0.0)
+    assert seeds == 1
+    assert abs(last) < 0.05
+    assert f"level at the last epoch and {chosen:.1f} ahead at the chosen one" in when
+    (last, _), _ = lead(0.4, decay=5e-4)
+    assert f"the same schedule ends {-last:.0f} points behind" in when
+
+
 def test_the_verdicts_on_many_classes_are_those_of_their_rows():
     gains = {}
     for line in (ROOT / "benchmarks/classes.md").read_text(encoding="utf-8").splitlines():
