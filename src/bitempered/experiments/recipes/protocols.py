@@ -99,9 +99,11 @@ SETTINGS = {
         Setting(CHOSEN, 0.4, 0),
         *(Setting(loss, level, 0) for level, losses in OTHER_LEVELS.items() for loss in losses),
         # Not run yet. At 60 % the schedule memorises from epoch 30 on. A slower first leg, over epochs 15 to 60,
-        # does so from epoch 25 on: 26 % in epoch 70, where it was stopped. So these begin at once.
+        # does so from epoch 25 on: 26 % in epoch 70, where it was stopped. So two begin at once. The other one has the
+        # tail of the schedule that was found for a small net, where it is level with gce at 60 % (convnet-searched).
         searched(0.47, 2.65, schedule=(0, 30, 0.6, 2.2, 200), noise=0.6),
         searched(0.47, 2.65, schedule=(0, 20, 0.6, 2.2, 200), noise=0.6),
+        searched(0.5, 2.2, schedule=(10, 60, 0.6, 1.8, 200), noise=0.6),
         *(Setting(Loss("bi-tempered", (0.8, 1.2)), level, 0) for level in OTHER_LEVELS),
         # What somebody gets who takes the default schedule.
         Setting(default_recipe(100, PROTOCOLS["a"].epochs), 0.4, 0),
