@@ -15,6 +15,7 @@ from page_blocks import BLOCK, agree, run
 from bitempered.cli import app
 from bitempered.experiments import recipes
 from bitempered.experiments.files import read_rows
+from bitempered.experiments.recipes.table1 import LEVELS, TABLE1
 from bitempered.torch import bi_tempered_logistic_loss
 
 ROOT = Path(__file__).parent.parent
@@ -231,33 +232,35 @@ def test_the_verdicts_on_many_classes_are_those_of_their_rows():
 
 def test_the_verdicts_on_hardt_and_ma_s_net_are_those_of_its_rows():
     rows = read_rows(ROOT / "results/protocol-hardt-ma/protocol-hardt-ma.jsonl")
-    assert {(row["noise"], row["seed"]) for row in rows} == {(0.4, 100)}  # with other rows these pages must follow
-    logistic, ours = ([row for row in rows if row["loss"] == name] for name in ("logistic", "bi-tempered"))
-    assert len(logistic) == len(ours) == 3
-    theirs, best = (max(group, key=lambda row: row["validation_chosen"]) for group in (logistic, ours))
-    assert best["numbers"] == [0.8, 1.2]
-    assert theirs["chosen_epoch"] == theirs["epochs"]  # "still improves when training ends"
-    lead, short, theirs_short = (
-        100 * (a - b)
-        for a, b in (
-            (best["test_chosen"], theirs["test_chosen"]),
-            (0.6255, best["test_chosen"]),
-            (0.5317, theirs["test_chosen"]),
-        )
-    )
+    paper = TABLE1["cifar100"].paper
+    tried = {name: [row for row in rows if row["seed"] == 100 and row["loss"] == name] for name in paper}
+    cells = {(row["noise"], row["loss"]): row for row in rows if row["seed"] != 100}
+    assert {row["noise"] for found in tried.values() for row in found} == {0.4}
+    assert [len(found) for found in tried.values()] == [3, 3]
+    pairs = [level for level in (0.4, 0.5, 0.2, 0.0) if {(level, name) for name in paper} <= cells.keys()]
+    # With other rows these pages must follow.
+    assert (len(cells), len(rows), len(pairs)) == (9, 15, 4)
+    for (_, name), row in cells.items():
+        best = max(tried[name], key=lambda row: row["validation_chosen"])
+        assert all(row[key] == best[key] for key in ("numbers", "learning_rate", "weight_decay"))
+    assert cells[0.4, "bi-tempered"]["numbers"] == [0.8, 1.2]
+    printed = {name: np.array([paper[name][LEVELS.index(level)] for level in pairs]) for name in paper}
+    ours = {name: np.array([100 * cells[level, name]["test_chosen"] for level in pairs]) for name in paper}
+    leads, in_the_paper = (found["bi-tempered"] - found["logistic"] for found in (ours, printed))
+    short = {name: printed[name] - ours[name] for name in paper}
     when, findings = (" ".join(PAGES[name].split()) for name in ("when", "findings"))
-    assert f"At 40 % noise (0.8, 1.2) is {lead:.1f} points ahead at the chosen epoch" in when
-    assert f"the paper's (0.8, 1.2) is {lead:.1f} points ahead of the best logistic setting" in findings
-    assert f"is {short:.0f} points below the paper's number, our logistic loss {theirs_short:.0f}" in findings
-    constant, robust = (row["test_chosen"] for row in ours if row["learning_rate"] == 0.15 and row != best)
+    words = "by {1:.1f} {0}at 40 % noise, {2:.1f} at 50 %, {3:.1f} at 20 % and {4:.1f} without noise"
+    assert min(leads) > 0  # "in all four pairs"
+    assert f"is ahead of our logistic loss in all four pairs: {words.format('points ', *leads)}." in findings
+    assert "it is ahead by {:.1f}, {:.1f}, {:.1f} and {:.1f}.".format(*in_the_paper) in findings
+    assert f"misses the paper's numbers {words.format('', *short['bi-tempered'])};" in findings
+    assert "misses them by {:.1f}, {:.1f}, {:.1f} and {:.1f}.".format(*short["logistic"]) in findings
+    assert f"(0.8, 1.2) is {leads[0]:.1f} and {leads[1]:.1f} points ahead" in when
+    fits = "fits only {:.0f} and {:.0f} % of the training labels"
+    assert fits.format(*(100 * cells[0.0, name]["noisy_last"] for name in paper)) in findings
+    assert cells[0.4, "logistic"]["chosen_epoch"] == cells[0.4, "logistic"]["epochs"]  # "when training ends"
+    constant, robust = (row["test_chosen"] for row in tried["bi-tempered"] if row["weight_decay"] == 5e-4)
     assert f"is {100 * (constant - robust):.1f} points behind constant (0.9, 1.1)." in findings
-    curve = next(
-        row["epochs_measured"]
-        for row in read_rows(ROOT / "results/protocol-hardt-ma/curves.jsonl")
-        if all(row[name] == theirs[name] for name in ("loss", "learning_rate", "weight_decay"))
-    )
-    falls = f"from {100 * curve[-2]['test']:.1f} to {100 * curve[-1]['test']:.1f} % in the last two epochs"
-    assert falls in findings
 
 
 def test_the_verdicts_on_rare_classes_are_those_of_their_rows():
