@@ -475,6 +475,19 @@ def test_a_loaded_model_keeps_the_objective_that_it_was_given(y, classes, tmp_pa
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
 
 
+@CLASSES
+def test_a_file_of_the_native_interface_gives_classes(y, classes, tmp_path):
+    """XGBoost's own classifier would cut its raw scores at 0.5, or its class numbers."""
+    objective = xgboost_objective(0.8, 1.4, classes)
+    options = {"base_score": 0} | ({"num_class": classes} if classes > 2 else {})
+    xgb.train(options, xgb.DMatrix(X, y), 3, obj=objective).save_model(tmp_path / "model.json")
+    model = boosting.XGBClassifier(objective=objective)
+    model.load_model(tmp_path / "model.json")
+    np.testing.assert_array_equal(model.predict(X), model.predict_proba(X).argmax(axis=1))
+    assert set(model.predict(X)) == set(range(classes))
+    assert model.score(X, y) > 0.95
+
+
 def test_lightgbm_names_its_classes():
     names = np.array(["setosa", "versicolor", "virginica"])[Y]
     model = classifier("lightgbm", 0.8, 1.2, 3).fit(X, names)
