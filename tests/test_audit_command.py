@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from experiment_cases import error_lines, invoke
 from sklearn.datasets import load_breast_cancer, load_wine
+from sklearn.exceptions import ConvergenceWarning
 
 from bitempered import noise
 from bitempered.audit import SCORES, Audit
@@ -18,6 +19,7 @@ from bitempered.experiments import audit_report, audits
 from bitempered.experiments.audit_report import Audited, Rows
 from bitempered.experiments.sources import read_table
 
+EPOCHS = audits.EPOCHS
 NAMES = ("<script>alert(1)</script>", 'a "quoted" & cie')
 
 
@@ -117,7 +119,7 @@ def test_odd_names_and_huge_values(tmp_path):
     names, long = ["a\nb", "\x1b[31mred"], "x" * 5000
     with (tmp_path / "odd.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([long, "", "y"])
+        writer.writerow([long, " ", "y"])
         writer.writerows([8 * (i % 2) + i / 100, 1e300 if i == 3 else i % 7 * 1e-300, names[i % 2]] for i in range(40))
     done = invoke("audit", tmp_path / "odd.csv", "--label-column", "y", "--out", tmp_path)
     assert done.exit_code == 0, done.output
@@ -142,6 +144,30 @@ def test_a_cleaned_table_can_be_read_again(tmp_path):
     again = read_table(tmp_path / "cleaned.csv", "label")
     assert again.features[:, 1].tolist() == column
     assert again.classes == ["False", "True"]
+
+
+@pytest.mark.parametrize("names", [["01", "02"], ["0.0", "1.0"]])
+def test_suggested_labels_are_spelled_as_in_the_table(names, tmp_path):
+    """A reader of text would see new classes otherwise; pandas writes a column of floats like the second."""
+    lines = [f"{8 * (i % 2) + i / 100},{names[(i % 2) ^ (i == 3)]}" for i in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y", *lines]))
+    done = invoke("audit", tmp_path / "t.csv", "--label-column", "y", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert [row["y"] for row in rows_of(tmp_path / "cleaned.csv")] == [names[i % 2] for i in range(40)]
+    worst = rows_of(tmp_path / "audit.csv")[0]
+    assert (worst["row"], worst["label"], worst["suggested"]) == ("4", names[0], names[1])
+
+
+@pytest.mark.parametrize("rows", [10, 24, 41, 100])
+def test_small_tables_reach_the_end_of_the_schedule(rows, monkeypatch):
+    """The page says that the network is trained by the schedule, not by cross-entropy alone."""
+    monkeypatch.setattr(audits, "EPOCHS", EPOCHS)
+    y = np.arange(rows) % 2
+    X = y[:, None] + np.linspace(-0.3, 0.3, rows)[:, None]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "training stopped", ConvergenceWarning)
+        model = audits.classifier(rows).fit(X[: rows * 4 // 5], y[: rows * 4 // 5])
+    assert (model.t1_, model.t2_) == (0, 2)
 
 
 def test_every_line_end_in_a_cell_survives():

@@ -1,5 +1,6 @@
 """Tables of one's own, CSV and Parquet: what is read from them, and one line for whatever is wrong."""
 
+import json
 import re
 import struct
 import sys
@@ -93,6 +94,10 @@ def test_what_no_float32_can_hold_is_refused():
         ("a,kind\n", "must have rows"),
         ("kind\n1\n", "a column other than the label 'kind'"),
         ("a,a,kind\n1,2,3\n", "names a column twice"),
+        (
+            ",a,kind\n0,1,x\n1,2,y\n",
+            r"column 1 has no name\. If it numbers the rows, as pandas' index does, leave it out",
+        ),
         ("a,kind\n1\n", "row 1: expected 2 values as in the first line, got 1"),
         ("a,kind\n1,\n", "row 1: the label is missing"),
         ("a,kind\n1,x\nred,x\n", "row 2, column 'a': expected a finite number, got 'red'"),
@@ -200,6 +205,22 @@ def test_a_parquet_file_of_something_else_gets_one_line(values, message, tmp_pat
     with pytest.raises(DataError, match=message) as error:
         sources.read_table(path, "y")
     assert one_line(error)
+
+
+@pytest.mark.parametrize("name", [None, "row"])
+def test_the_row_labels_of_pandas_are_no_feature(name, tmp_path):
+    """Where rows are sorted by class, they tell it, and pandas' reader does not show them as a column."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [i for i in range(40) if i % 3]
+    stored = name or "__index_level_0__"
+    table = pyarrow.table({"a": [i % 7 for i in rows], "kind": [i // 20 for i in rows], stored: rows})
+    # What pandas 3.1 writes, but for the columns' types.
+    table = table.replace_schema_metadata({"pandas": json.dumps({"index_columns": [stored], "columns": []})})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    found = sources.read_table(tmp_path / "t.parquet", "kind")
+    assert found.columns == ["a"]
+    assert found.features[:, 0].tolist() == [i % 7 for i in rows]
+    assert found.labels.tolist() == [i // 20 for i in rows]
 
 
 def test_a_missing_table_gets_one_line(tmp_path):

@@ -26,7 +26,7 @@ __all__ = ["check_request", "classifier", "pages", "read", "run"]
 
 FOLDS = 5
 WIDTH = 256
-EPOCHS = (25, 100)
+EPOCHS = (25, 400)
 IN_WORDS = {
     "posterior": "the posterior: it weighs in which mistakes are common",
     "margin": "the margin between the label and the likeliest other class",
@@ -54,7 +54,7 @@ def read(dataset: str, label_column: str = LABEL_COLUMN, data_dir: Path | None =
     check_dataset(dataset)
     if is_table(dataset):
         table = read_table(Path(dataset), label_column)
-        return Rows(dataset, table.features, table.labels, table.classes, table.columns)
+        return Rows(dataset, table.features, table.labels, table.spelled, table.columns)
     entry = DATASETS[dataset]
     values, labels = entry.published() if entry.published else read_parts(dataset, data_dir)[0]
     classes = [str(number) for number in range(entry.num_classes)]

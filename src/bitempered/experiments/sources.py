@@ -5,6 +5,7 @@ import gzip
 import io
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -233,6 +234,7 @@ class TableRows:
     labels: np.ndarray  # (n,) int64
     columns: list[str]  # the names of the features
     classes: list[str]
+    spelled: list[str]  # the classes as the table mostly writes them, such as 01 for 1
 
 
 def read_table(path: Path, label_column: str, like: TableRows | None = None) -> TableRows:
@@ -270,7 +272,9 @@ def read_table(path: Path, label_column: str, like: TableRows | None = None) -> 
                 "encode it as numbers or remove it"
             )
         features[:, column] = found
-    return TableRows(features, labels, list(columns), classes)
+    texts = [Counter(as_text(given[row]) for row in np.flatnonzero(labels == c)) for c in range(len(classes))]
+    spelled = [found.most_common(1)[0][0] if found else name for found, name in zip(texts, classes, strict=True)]
+    return TableRows(features, labels, list(columns), classes, spelled)
 
 
 def number(value: Any) -> float:
@@ -358,6 +362,11 @@ def read_csv(path: Path) -> dict[str, list[Any]]:
         raise DataError(f"cannot read {path}: {error}") from error
     except ValueError as error:
         raise DataError(f"{path} is empty: expected a line of column names, then rows") from error
+    if "" in header:
+        raise DataError(
+            f"{path}: column {header.index('') + 1} has no name. If it numbers the rows, as pandas' index does, leave "
+            "it out (index=False); else name it"
+        )
     if len(set(header)) < len(header):
         raise DataError(f"{path} names a column twice: {first_names(header)}")
     for row, line in enumerate(rows, start=1):
@@ -376,7 +385,12 @@ def read_parquet(path: Path) -> dict[str, list[Any]]:
             size = parquet.read_metadata(path)
             if size.num_rows * size.num_columns > VALUES:  # a few bytes can encode any number of equal values
                 raise ValueError(f"it holds {size.num_rows} rows of {size.num_columns} columns, more than can be used")
-        return parquet.read_table(path).to_pydict()
+        table = parquet.read_table(path)
+        # Row labels, which pandas' reader would not return as columns: in rows that are sorted they tell the class.
+        index = [
+            name for name in (table.schema.pandas_metadata or {}).get("index_columns", ()) if isinstance(name, str)
+        ]
+        return table.drop_columns([name for name in index if name in table.column_names]).to_pydict()
     except Exception as error:  # text that is not UTF-8, dates that Python does not have: nearly anything
         raise DataError(f"cannot read {path}: {str(error) or type(error).__name__}") from error
 
