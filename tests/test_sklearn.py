@@ -507,6 +507,7 @@ LINEAR = {
     "fit_intercept": ({"fit_intercept": "no"}, {}, TypeError, "fit_intercept must be True or False, got 'no'"),
 }
 NETWORK = {
+    "huge rate": ({"learning_rate_init": 10**400}, {}, ValueError, "learning_rate_init must be a number > 0, got 1000"),
     "hidden": ({"hidden_layer_sizes": (3, 0)}, {}, ValueError, "hidden_layer_sizes must be an integer >= 1, got 0"),
     "batch_size": ({"batch_size": 1.5}, {}, ValueError, "batch_size must be an integer >= 1, got 1.5"),
     "n_iter_no_change": ({"n_iter_no_change": 0}, {}, ValueError, "n_iter_no_change must be an integer >= 1"),
@@ -521,6 +522,12 @@ NETWORK = {
         "either t1 and t2 or a schedule",
     ),
     "schedule": ({"schedule": "linear"}, {}, TypeError, "schedule must be a function .* or None, got 'linear'"),
+    "no pair": (
+        {"schedule": lambda epoch: 3},
+        {},
+        TypeError,
+        r"return a pair of temperatures \(t1, t2\), got 3 for epoch 0",
+    ),
     "bad pair": ({"schedule": lambda epoch: (1, 1 - epoch)}, {}, ValueError, "t1 must not exceed t2"),
     "diverged": ({"learning_rate_init": 1e20}, {}, ValueError, "not finite any more: scale the features, or lower"),
 }
@@ -533,6 +540,15 @@ def test_bad_input(estimator, case):
     options, data, exception, message = case
     with pytest.raises(exception, match=message):
         estimator(**options).fit(**{"X": X, "y": Y} | data)
+
+
+@pytest.mark.filterwarnings("ignore:training stopped at max_iter")
+@pytest.mark.parametrize("estimator", [BiTemperedLogisticRegression(0.8, 1.4), clone(SMALL).set_params(t1=0.8, t2=1.4)])
+def test_rescale_may_come_from_a_numpy_array(estimator):
+    X, y = problem(3)
+    given, plain = (clone(estimator).set_params(rescale=value).fit(X, y) for value in (np.bool_(True), True))
+    np.testing.assert_array_equal(given.predict_proba(X), plain.predict_proba(X))
+    assert given.scale_ == plain.scale_ > 1
 
 
 def test_not_fitted():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy import sparse
+from sklearn.base import clone
 
 import bitempered.numpy as bt
 from bitempered.sklearn import BiTemperedLogisticRegression
@@ -146,7 +147,11 @@ def test_bad_batches_leave_the_model_alone():
         model.partial_fit(X, y)
     with pytest.raises(ValueError, match=r"y must hold only the classes \['a', 'b'\], got \['c'\]"):
         model.partial_fit(X, y, classes=["a", "b"])
+    for classes in ([CLASSES], 3, [0.0, 1.0, np.nan]):
+        with pytest.raises(ValueError, match="classes must be a list of labels, none of them missing"):
+            model.partial_fit(X, y, classes=classes)
     assert not hasattr(model, "classes_")
+    assert clone(model).partial_fit(X, y, classes=set(CLASSES)).classes_.tolist() == CLASSES
     model.partial_fit(X, y, classes=CLASSES)
     kept = parameters(model)
     with pytest.raises(ValueError, match="classes must be those of the first call"):

@@ -129,6 +129,21 @@ def test_network_learns_small_data_before_its_default_schedule_moves():
     assert model.t1_ < 1
 
 
+@pytest.mark.parametrize(("rows", "max_iter", "last"), [(200, 200, "(1, 1)"), (600, 60, "(1, 1)"), (600, 80, "(0.5")])
+def test_network_says_if_its_default_schedule_does_not_end(rows, max_iter, last):
+    X, y = problem(4)
+    X, y = np.tile(X, (10, 1))[:rows], np.tile(y, 10)[:rows]
+    model = BiTemperedMLPClassifier(random_state=0, max_iter=max_iter, hidden_layer_sizes=16)
+    with pytest.warns(ConvergenceWarning, match="training stopped") as found:
+        model.fit(X, y)
+    [said] = (str(warning.message) for warning in found if "stopped" in str(warning.message))
+    assert said.startswith(
+        f"training stopped at max_iter = {max_iter} epochs before it converged, at temperatures {last}"
+    )
+    assert " of the default schedule, which ends at (0, 2): raise max_iter" in said
+    assert model.n_iter_ == max_iter
+
+
 def test_a_rare_class_given_up_is_said_without_weights_too():
     rng = np.random.default_rng(0)
     y = np.r_[np.zeros(900, int), np.ones(100, int)]

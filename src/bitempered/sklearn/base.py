@@ -44,7 +44,7 @@ class TemperedClassifier(ClassifierMixin, BaseEstimator):
         """
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=dtype, reset=known is None)
         check_classification_targets(y)
-        wanted = known if classes is None else np.unique(np.asarray(classes))
+        wanted = known if classes is None else all_classes(classes)
         if wanted is not None and known is not None and not np.array_equal(wanted, known):
             raise ValueError(f"classes must be those of the first call, {known.tolist()}, got {wanted.tolist()}")
         self.classes_, labels = np.unique(y, return_inverse=True)
@@ -74,10 +74,15 @@ class TemperedClassifier(ClassifierMixin, BaseEstimator):
             self.__dict__ = before
             raise
 
+    @property
+    def _rescale(self) -> bool:
+        """The parameter `rescale`. A grid made from a NumPy array has booleans of NumPy's."""
+        return bool(self.rescale) if isinstance(self.rescale, np.bool_) else self.rescale
+
     def _fitted_at(self, t1: float, t2: float) -> None:
         """Store the temperatures of the fit and the factor of its logits: the parameters may change later."""
         self.t1_, self.t2_ = t1, t2
-        self.scale_, _ = factors(self.rescale, len(self.classes_), t1, t2)
+        self.scale_, _ = factors(self._rescale, len(self.classes_), t1, t2)
 
     def _warn_unless_learnt(self, logits: Array, labels: Array, weight: Array, advice: str) -> None:
         """Warn of a `learning_problem` with the training examples; not at (1, 1), as in scikit-learn."""
@@ -127,14 +132,26 @@ def all_logits(logits: Array) -> Array:
     return np.hstack((np.zeros_like(logits), logits)) if logits.shape[1] == 1 else logits
 
 
+def all_classes(given: Any) -> Array:
+    """Return the classes that `partial_fit` was given, sorted."""
+    classes = np.asarray(list(given) if isinstance(given, set | frozenset) else given)
+    if classes.ndim != 1 or (classes.dtype.kind == "f" and np.isnan(classes).any()):
+        raise ValueError(f"classes must be a list of labels, none of them missing, got {given!r}")
+    return np.unique(classes)
+
+
 def check_weights(weight: Array, name: str) -> None:
     if not (weight.min() >= 0 and 0 < weight.max() < math.inf):
         raise ValueError(f"{name} must hold finite numbers >= 0, not all of them zero, got {value_range(weight)}")
 
 
 def check_positive(value: Any, name: str) -> None:
-    if not (isinstance(value, Real) and float(value) > 0):
-        raise ValueError(f"{name} must be a number > 0, got {value!r}")
+    try:
+        positive = isinstance(value, Real) and float(value) > 0
+    except OverflowError:  # an integer beyond float64
+        positive = False
+    if not positive:
+        raise ValueError(f"{name} must be a number > 0, got {value!r:.80}")
 
 
 def check_count(value: Any, name: str) -> None:

@@ -210,7 +210,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
         for step in chain(steps, repeat(1.0)):
             temperatures = (1 - step) * start + step * t1, (1 - step) * start + step * t2
             objective = _Objective(
-                X, labels, weight, *temperatures, theta=theta, penalty=penalty, centre=centre, rescale=self.rescale
+                X, labels, weight, *temperatures, theta=theta, penalty=penalty, centre=centre, rescale=self._rescale
             )
             left = max(1, self.max_iter - n_iter)
             result = minimize(
@@ -249,7 +249,7 @@ class BiTemperedLogisticRegression(TemperedClassifier):
         self.coef_ = theta[:features].T.copy()
         self.intercept_ = theta[features] if self.fit_intercept else np.zeros(theta.shape[1])
         self.n_iter_ = np.array([n_iter])
-        whole = _Objective(X, labels, of_examples, *temperatures, theta=theta, penalty=precision, rescale=self.rescale)
+        whole = _Objective(X, labels, of_examples, *temperatures, theta=theta, penalty=precision, rescale=self._rescale)
         with np.errstate(over="ignore"):
             self._precision = np.minimum(precision + whole.diagonal(), 1e150)  # whose products are finite
         return theta

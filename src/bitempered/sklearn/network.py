@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -18,6 +19,7 @@ from bitempered import schedules
 from bitempered.checks import check_number, check_rescale, check_temperatures
 from bitempered.extras import install
 from bitempered.numpy import loss_and_grad
+from bitempered.schedules import Anneal
 from bitempered.sklearn.base import Array, TemperedClassifier, all_logits, check_count, check_positive
 
 # The default schedule stays at (1, 1) for at least this many: small data sets have few steps per epoch.
@@ -131,8 +133,11 @@ class BiTemperedMLPClassifier(TemperedClassifier):
         check_number(self.tol, "tol", 0)
         with self._restored_if_it_fails():
             X, labels, weight = self._examples(X, y, sample_weight, np.float32)
-            pairs = self._temperatures(steps=math.ceil(len(labels) / self.batch_size))
+            leg = self._default(steps=math.ceil(len(labels) / self.batch_size))
+            pairs = self._temperatures(self.schedule if leg is None else leg)
             settled = max((epoch for epoch in range(1, len(pairs)) if pairs[epoch] != pairs[epoch - 1]), default=0)
+            if leg is not None and pairs[-1] != leg.end:
+                settled = len(pairs)
             rng = check_random_state(self.random_state)
             chosen = np.arange(len(labels))
             if self.early_stopping:
@@ -168,7 +173,7 @@ class BiTemperedMLPClassifier(TemperedClassifier):
                         h = h @ w + b if w is weights[-1] else torch.relu(h @ w + b)
                     # Faster than bitempered.torch on small batches: nothing is recorded for a backward pass.
                     logits = all_logits(h.detach().numpy())
-                    losses, gradient = loss_and_grad(logits, labels[rows], t1, t2, rescale=self.rescale)
+                    losses, gradient = loss_and_grad(logits, labels[rows], t1, t2, rescale=self._rescale)
                     optimizer.zero_grad()
                     optimizer.param_groups[0]["weight_decay"] = self.alpha / len(rows)
                     h.backward(torch.from_numpy(gradient[:, -h.shape[1] :] * weight[rows, None] / len(rows)))
@@ -192,34 +197,47 @@ class BiTemperedMLPClassifier(TemperedClassifier):
                 self.coefs_, self.intercepts_ = best_weights
             self._fitted_at(*kept)
             if waited < self.n_iter_no_change:
-                warnings.warn(
-                    f"training stopped at max_iter = {self.max_iter} epochs before it converged",
-                    ConvergenceWarning,
-                    stacklevel=2,
-                )
+                message = f"training stopped at max_iter = {self.max_iter} epochs before it converged"
+                if leg is not None and pairs[-1] != leg.end:
+                    last, end = (f"({t1:g}, {t2:g})" for t1, t2 in (pairs[-1], leg.end))
+                    message += (
+                        f", at temperatures {last} of the default schedule, which ends at {end}: raise max_iter, lower"
+                        " batch_size, or give t1 and t2"
+                    )
+                warnings.warn(message, ConvergenceWarning, stacklevel=2)
             self.n_iter_ = len(self.loss_curve_)
             self._warn_unless_learnt(self._forward(X), labels, weight, _ADVICE)
         return self
 
-    def _temperatures(self, *, steps: int) -> list[tuple[float, float]]:
-        """The temperatures of each epoch up to `max_iter`, with this many steps per epoch."""
+    def _default(self, *, steps: int) -> Anneal | None:
+        """The schedule of a fit with this many steps per epoch that is given neither temperatures nor a schedule."""
+        if not (self.t1 is None and self.t2 is None and self.schedule is None):
+            return None
+        leg = schedules.default(len(self.classes_), self.max_iter).legs[0]  # so that training can stop
+        later = max(0.0, LOGISTIC_STEPS / steps - leg.begin)
+        return replace(leg, begin=leg.begin + later, finish=leg.finish + later)
+
+    def _temperatures(self, schedule: Any) -> list[tuple[float, float]]:
+        """The temperatures of each epoch up to `max_iter`."""
         if self.t1 is not None or self.t2 is not None:
             if self.t1 is None or self.t2 is None:
                 raise ValueError(f"give both t1 and t2, or neither for a schedule, got t1={self.t1} and t2={self.t2}")
-            if self.schedule is not None:
+            if schedule is not None:
                 raise ValueError("give either t1 and t2 or a schedule, not both")
             pairs = [check_temperatures(self.t1, self.t2)] * self.max_iter
         else:
-            schedule = self.schedule
-            if schedule is None:
-                schedule = schedules.default(len(self.classes_), self.max_iter).legs[0]  # so that training can stop
-                later = max(0.0, LOGISTIC_STEPS / steps - schedule.begin)
-                schedule = replace(schedule, begin=schedule.begin + later, finish=schedule.finish + later)
             if not callable(schedule):
                 raise TypeError(f"schedule must be a function from an epoch to (t1, t2), or None, got {schedule!r}")
-            pairs = [check_temperatures(*schedule(epoch)) for epoch in range(self.max_iter)]
-        check_rescale(self.rescale, len(self.classes_), max(t2 for _, t2 in pairs))
+            pairs = [self._pair(schedule, epoch) for epoch in range(self.max_iter)]
+        check_rescale(self._rescale, len(self.classes_), max(t2 for _, t2 in pairs))
         return pairs
+
+    @staticmethod
+    def _pair(schedule: Any, epoch: int) -> tuple[float, float]:
+        pair = schedule(epoch)
+        if not isinstance(pair, Sequence | np.ndarray) or len(pair) != 2:
+            raise TypeError(f"schedule must return a pair of temperatures (t1, t2), got {pair!r} for epoch {epoch}")
+        return check_temperatures(*pair)
 
     def _logits(self, X: Any) -> Array:
         check_is_fitted(self)
