@@ -110,9 +110,9 @@ def default(classes: int, steps: float) -> Legs:
     later, after 20 % of the run from 100 classes on, and lasts as long, and the second rise shrinks, to none from 100
     classes on. benchmarks/classes.md has measurements.
 
-    Cross-entropy needs some 200 steps of its own, and more with many classes. In a run of fewer than 4,000 steps
-    `anneal` with a later `begin` can be better, or the first leg alone, `default(classes, steps).legs[0]`: a small
-    network in a short run may not keep up with the second, above all with weight decay (benchmarks/decay.md).
+    Cross-entropy needs steps of its own, and more with many classes: in a short run `anneal` with a later `begin` can
+    be better. So can the first leg alone, `default(classes, steps).legs[0]`: a small network in a short run may not
+    keep up with the second, above all with weight decay (benchmarks/decay.md).
 
     >>> schedule = default(10, 100)  # a function from a step to (t1, t2)
     >>> schedule(5), schedule(40), schedule(100)
