@@ -35,6 +35,7 @@ def everything(inputs):
         "manners": manners(logits, index),
         "half": half_precision(logits, index),
         "schedule": schedule(logits, index),
+        "by_batch": [by_batch(logits, index, synchronised) for synchronised in (False, True)],
         "refusal": refusal(logits, soft),
         "padded": padded(),
         "empty": empty(),
@@ -188,6 +189,28 @@ def schedule(logits, index):
         warned = [str(w.message) for w in caught if "keeps the old" in str(w.message)]
         results.append([history, warned, loss.get_config(), model.layers[-1].traces])
     return results
+
+
+def by_batch(logits, index, synchronised):
+    """The t2 of each batch where a callback sets 1.0, 1.1, ... within two epochs, and the warnings."""
+    loss = bt.BiTemperedLogisticLoss(1.0, 1.0)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6)])
+    model.compile("sgd", loss, metrics=[loss.temperatures], jit_compile=BACKEND == "jax")
+    used = []
+
+    class Set(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if synchronised and BACKEND == "jax":
+                self.model.jax_state_sync()
+            loss.t2 = 1 + len(used) / 10
+
+        def on_train_batch_end(self, batch, logs=None):
+            used.append(float(logs["t2"]))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(logits, index, batch_size=2, epochs=2, verbose=0, callbacks=[Set()])
+    return used, [str(w.message) for w in caught if "within an epoch" in str(w.message)]
 
 
 def padded():

@@ -154,6 +154,17 @@ def test_backend(backend):
         assert len(warned) == 4
         assert "give model.compile the metric `loss.temperatures`" in warned[0]
 
+    (used, warned), (used_in_sync, warned_in_sync) = results["by_batch"]
+    assert error(used_in_sync, [1 + i / 10 for i in range(len(used))]) <= 1e-7
+    assert len(used) == 4
+    assert not warned_in_sync
+    if backend == "jax":
+        assert len(warned) == 2  # in each epoch
+        assert "call self.model.jax_state_sync() first" in warned[0]
+    else:
+        assert used == used_in_sync
+        assert not warned
+
     assert "no gradient in y_true: pass keras.ops.stop_gradient" in results["refusal"]
     with_label, without = results["padded"]
     assert with_label == without

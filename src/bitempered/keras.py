@@ -12,7 +12,8 @@ sum(y) times y / sum(y).
 
 The temperatures are attributes, `loss.t1` and `loss.t2`, which a callback may set between epochs. Keras compiles their
 values into a step. To change them without recompiling, add `loss.temperatures` to the metrics: the temperatures become
-variables, which Keras also logs. A loaded model must be compiled again with the metric of its own loss.
+variables, which Keras also logs. A loaded model must be compiled again with the metric of its own loss. To set them
+within an epoch on JAX, where Keras keeps variables elsewhere meanwhile, call `self.model.jax_state_sync()` first.
 
     loss = BiTemperedLogisticLoss(t1=1.0, t2=1.0, rescale=True)
     model.compile("adam", loss, metrics=["accuracy", loss.temperatures])
@@ -133,11 +134,17 @@ class _Loss(keras.losses.Loss):
     t2 = property(lambda self: self._numbers["t2"], lambda self, value: self._set("t2", value))
 
     def _set(self, name: str, value: float) -> None:
-        changed = self._numbers[name] != value
-        self._numbers[name] = check_temperature(value, name)  # the two together when used: one is set before the other
+        before, self._numbers[name] = self._numbers[name], check_temperature(value, name)  # the two together when used
         if self._metric is not None:
-            getattr(self._metric, name).assign(value)
-        elif self._traced and changed:
+            variable = getattr(self._metric, name)
+            if _is_elsewhere(variable):
+                warnings.warn(
+                    f"Keras will lose this {name}, since on JAX it keeps variables elsewhere within an epoch: call"
+                    " self.model.jax_state_sync() first, or set temperatures between epochs",
+                    stacklevel=3,
+                )
+            variable.assign(value)
+        elif self._traced and before != value:
             warnings.warn(
                 f"a step that Keras has compiled keeps the old {name}: to change temperatures while a model trains,"
                 " give model.compile the metric `loss.temperatures`",
@@ -388,6 +395,14 @@ def _mask(y_pred: Tensor) -> Tensor | None:
     except ImportError:
         return getattr(y_pred, "_keras_mask", None)
     return get_keras_mask(y_pred)
+
+
+def _is_elsewhere(variable: Any) -> bool:
+    """Whether Keras has emptied a variable, as it does on JAX within an epoch, and will overwrite it at the end."""
+    try:
+        return variable.value is None
+    except TypeError:  # it then looks for an initializer, and there is none any more
+        return True
 
 
 def _values(x: Tensor) -> Any:
