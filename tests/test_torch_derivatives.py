@@ -167,6 +167,15 @@ def test_function_transforms(t1, t2):
     (expected,) = torch.autograd.grad(bi_tempered_logistic_loss(leaf, target, t1, t2, reduction="sum"), leaf)
     torch.testing.assert_close(vmap(grad(one))(logits, target), expected, rtol=1e-13, atol=1e-14)
 
+    weight = torch.tensor([1.0, 0.5, 2.0, 0.0, 3.0], dtype=torch.float64)
+    options = {"weight": weight, "ignore_index": int(target[0]), "label_smoothing": 0.1}
+    each = [
+        torch.autograd.grad(bi_tempered_logistic_loss(a, y, t1, t2, **options), a)[0]
+        for a, y in zip([row.clone().requires_grad_() for row in logits], target, strict=True)
+    ]
+    of_mean = vmap(grad(lambda a, y: bi_tempered_logistic_loss(a, y, t1, t2, **options)))(logits, target)
+    torch.testing.assert_close(of_mean, torch.stack(each), rtol=1e-13, atol=1e-14)
+
     tangent = torch.randn(4, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     _, directional = jvp(lambda a: vmap(one)(a, target), (logits,), (tangent,))
     torch.testing.assert_close(directional, (expected * tangent).sum(1), rtol=1e-12, atol=1e-13)

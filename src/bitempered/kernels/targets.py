@@ -21,7 +21,9 @@ def mean_divisor(
     kept = target != ignore_index
     if weight is None:
         return kept.sum()
-    return torch.where(kept, weight.to(dtype)[torch.where(kept, target, 0)], 0.0).sum()
+    # With an axis more, since vmap cannot index by a single number.
+    of_targets = weight.to(dtype)[torch.where(kept, target, 0).unsqueeze(-1)].squeeze(-1)
+    return torch.where(kept, of_targets, 0.0).sum()
 
 
 def bad_index(target: Tensor, classes: int, ignore_index: int) -> IndexError:
