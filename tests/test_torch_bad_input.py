@@ -191,6 +191,21 @@ def test_values_go_unchecked_where_they_cannot_be_looked_at():
     torch.testing.assert_close(losses[[0, 2]], want[[0, 2]])  # one by core, the other by a kernel
 
 
+def test_invalid_temperatures_give_nan_where_they_cannot_be_looked_at():
+    """Compiled code takes a number that changes as a tensor, and 0 or a plausible loss would come out."""
+    pairs = [(0.5, 1.2, True), (1.5, 1.2, False), (-1.0, 1.2, False), (2.5, 3.0, False), (0.5, math.inf, False)]
+    t1, t2, valid = (torch.tensor(column) for column in zip(*pairs, strict=True))
+    losses = torch.func.vmap(lambda *t: bi_tempered_logistic_loss(LOGITS, TARGET, *t))(t1, t2)
+    assert losses.isnan().tolist() == (~valid).tolist()
+    sums = torch.func.vmap(lambda t: tempered_softmax(LOGITS, t).sum())(torch.tensor([1.2, -1.0, math.inf]))
+    assert sums.isnan().tolist() == [False, True, True]
+
+    criterion = BiTemperedLogisticLoss()
+    compiled = torch.compile(criterion, fullgraph=True, backend="aot_eager")
+    for criterion.t1, criterion.t2, expected in [(0.8, 1.2, True), (0.7, 1.3, True), *pairs[:-1]]:
+        assert compiled(LOGITS, TARGET).isfinite().item() == expected
+
+
 def test_within_the_tolerance_on_sums_nothing_raises():
     assert bi_tempered_logistic_loss(LOGITS, SOFT * 1.0009, 0.8, 1.2).isfinite()
     assert bi_tempered_logistic_loss(LOGITS, (SOFT * 1.009).half(), 0.8, 1.2).isfinite()

@@ -1,6 +1,7 @@
 """Validation for `bitempered.torch`: exceptions say what was expected and what was given, before any work is done.
 
 Values are checked on CPU, asserted on the device on CUDA, and ignored under vmap, compile, export and graph capture.
+But invalid temperatures give NaN under vmap, compile and export.
 """
 
 import math
@@ -162,6 +163,9 @@ def temperatures_per_example(
     t1 = _as_temperature(t1, "t1", logits, shape) if isinstance(t1, Tensor) else check_temperature(t1, "t1")
     t2 = _as_temperature(t2, "t2", logits, shape) if isinstance(t2, Tensor) else check_temperature(t2, "t2")
     check_temperature_values(t1, t2)
+    if _is_unreadable(t1) or _is_unreadable(t2):
+        valid = _are_temperatures(t1, t2)
+        t1, t2 = (t.where(valid, torch.nan) if isinstance(t, Tensor) else t for t in (t1, t2))
     return t1.expand(shape) if isinstance(t1, Tensor) else t1, t2.expand(shape) if isinstance(t2, Tensor) else t2
 
 
@@ -176,6 +180,8 @@ def temperature_per_example(t: Temperature, logits: Tensor, shape: torch.Size) -
         lambda: (tensor >= 0) & (tensor < torch.inf),
         lambda: ValueError(f"t must be finite and >= 0, got {_values(tensor)}"),
     )
+    if _is_unreadable(tensor):
+        tensor = tensor.where((tensor >= 0) & (tensor < torch.inf), torch.nan)
     return tensor.expand(shape)
 
 
@@ -214,11 +220,20 @@ def check_temperature_values(t1: Temperature, t2: Temperature) -> None:
     assert isinstance(tensor, Tensor)
     _check_values(
         tensor,
-        lambda: torch.as_tensor((t1 >= 0) & (t1 < 2) & (t1 <= t2) & (t2 < torch.inf)),
+        lambda: _are_temperatures(t1, t2),
         lambda: ValueError(
             f"temperatures must be 0 <= t1 < 2 and t1 <= t2, both finite, got t1 = {_values(t1)} and t2 = {_values(t2)}"
         ),
     )
+
+
+def _are_temperatures(t1: Temperature, t2: Temperature) -> Tensor:
+    return torch.as_tensor((t1 >= 0) & (t1 < 2) & (t1 <= t2) & (t2 < torch.inf))
+
+
+def _is_unreadable(t: Temperature) -> bool:
+    """Whether values cannot be checked here. Invalid ones must then give NaN, not a plausible loss."""
+    return isinstance(t, Tensor) and (torch.compiler.is_compiling() or hooks.is_wrapped(t))
 
 
 def check_rescale(rescale: bool, classes: int, t2: Temperature) -> None:

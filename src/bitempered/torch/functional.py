@@ -191,7 +191,8 @@ def bi_tempered_logistic_loss(
         A scalar, or for "none" the shape of `logits` without C. The dtype is that of `logits`, float32 under autocast.
 
     Class indices, probabilities, tensor temperatures and the signs of weights are checked on CPU, and by a device-side
-    assert on CUDA (which sees only the weights in use); not under vmap, compile, export and graph capture.
+    assert on CUDA (which sees only the weights in use); not under vmap, compile, export and graph capture. Invalid
+    temperatures give NaN under vmap, compile and export.
 
     >>> logits = torch.tensor([[4.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
     >>> bi_tempered_logistic_loss(logits, torch.tensor([0, 2]), t1=0.8, t2=1.2, reduction="none")
