@@ -142,6 +142,12 @@ def test_every_name_of_a_sqlite_file_has_the_same_lock(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["study.db", "study.db.lock"]
 
 
+@pytest.mark.parametrize("before", ["", "sqlite:///"])
+def test_a_storage_in_a_missing_folder_is_named(before, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"cannot store a study in .*study\.db: there is no folder .*none"):
+        tune(bowl, trials=1, storage=f"{before}{tmp_path}/none/study.db")
+
+
 @pytest.mark.parametrize("name", ["what?mode=ro", "{name}", "50%3F #1", "a b@c:d"])  # special in a URL or a template
 def test_a_storage_may_have_any_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

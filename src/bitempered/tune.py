@@ -266,6 +266,8 @@ def _stored(optuna: Any, storage: str | Path | None) -> tuple[Callable[[], Any] 
         file = str(storage) if plain else make_url(url).database
         if file in (None, "", ":memory:"):
             url = "sqlite://"
+        elif not Path(file).parent.is_dir():
+            raise FileNotFoundError(f"cannot store a study in {file}: there is no folder {Path(file).parent}")
         else:
             lock = _lock_of_file(Path(f"{file}.lock"))
             options = {"connect_args": {"timeout": BUSY_SECONDS}}
