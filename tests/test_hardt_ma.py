@@ -9,6 +9,7 @@ from experiment_cases import assert_rendered, silent
 
 from bitempered.experiments import streams
 from bitempered.experiments.files import read_rows
+from bitempered.experiments.losses import Loss
 from bitempered.experiments.recipes import hardt_ma
 from bitempered.experiments.recipes.plans import SEARCH_SEED, Options
 from bitempered.experiments.recipes.table1 import LEVELS
@@ -44,11 +45,43 @@ def test_committed_rows_are_of_the_recipe_s_settings_and_their_page_says_what_la
     tried = [row for row in rows if row["seed"] == SEARCH_SEED]
     assert {hardt_ma.setting_of(row) for row in tried} <= set(hardt_ma.search())
     assert {row["epochs"] for row in rows} == {hardt_ma.EPOCHS}
-    assert ("Some cells have not been run yet." in page) == (len({(row["loss"], row["noise"]) for row in rows}) < 12)
+    assert "Found at 40% noise, for 30%, 40% and 50%: logistic, rate 0.1, decay 0.0005; bi-tempered (0.8, 1.2)," in page
+    assert ("is not finished." in page) == (len(tried) < 12)
     for row in tried:
         accuracies = (f"{100 * row[name]:.2f}" for name in ("validation_chosen", "test_chosen", "test_last"))
         ends = " | ".join([f"{row['learning_rate']:g}", f"{row['weight_decay']:g}", *accuracies])
-        assert sum(line.endswith(f"| {ends} |") for line in page.splitlines()) == 1
+        assert (
+            sum(
+                line.startswith(f"| {row['noise']:.0%} | {row['loss']}") and line.endswith(f"| {ends} |")
+                for line in page.splitlines()
+            )
+            == 1
+        )
+
+
+def test_the_page_says_which_settings_count_and_which_cells_are_missing():
+    def row(level, seed, loss, rate, accuracy):
+        chosen = {"validation_chosen": accuracy, "learning_rate": rate, "weight_decay": 1e-4, "held_out": 5000}
+        return {**Loss(*loss).row(), "noise": level, "seed": seed, **chosen}
+
+    logistic, ours = ("logistic",), ("bi-tempered", (0.8, 1.2))
+    tried = [
+        row(level, SEARCH_SEED, loss, rate, rate if level == 0.4 else -rate)
+        for level in (0.4, 0.2)
+        for loss in (logistic, ours)
+        for rate in (0.1, 0.2, 0.3)
+    ]
+    rest = [row(level, 0, loss, 0.3, 0.5) for level in (0.4, 0.3, 0.5) for loss in (logistic, ours)]
+    at_40 = (
+        "Found at 40% noise, for 30%, 40% and 50%: logistic, rate 0.3, decay 0.0001; bi-tempered (0.8, 1.2), rate 0.3"
+    )
+    unfinished = "The search at 20% noise, for 0%, 10% and 20%, is not finished."
+    assert hardt_ma.notes(tried[:6], rest) == f"{unfinished}\n{at_40}, decay 0.0001."
+    said = hardt_ma.notes(tried, [*rest, row(0.2, 0, logistic, 0.3, 0.5)])
+    assert "Found at 20% noise, for 0%, 10% and 20%: logistic, rate 0.1," in said
+    assert said.endswith("Other cells are earlier runs.\nSome cells have not been run yet.")
+    low = [row(level, 0, loss, 0.1, 0.5) for level in (0.0, 0.1, 0.2) for loss in (logistic, ours)]
+    assert "cells" not in hardt_ma.notes(tried, rest + low)
 
 
 def test_every_level_uses_a_search():
@@ -94,7 +127,7 @@ def test_the_whole_recipe_in_small(tmp_path, monkeypatch):
             used = {hardt_ma.setting_of(row) for row in final if row["loss"] == name and row["noise"] in levels}
             assert {replace(setting, noise=level, seed=SEARCH_SEED) for setting in used} == {best}
             assert (best.loss, best.rate, best.weight_decay) in found
-    assert made.row_count == 2 * len({hardt_ma.setting_in_words(row) for row in final}) + 2
+    assert made.row_count == 2 * len({hardt_ma.in_words(hardt_ma.setting_of(row)) for row in final}) + 2
     assert_rendered(tmp_path, "protocol-hardt-ma.md")
 
 

@@ -54,7 +54,7 @@ SEARCHED: dict[float, dict[str, tuple[tuple[Loss, float, float], ...]]] = {
             (ROBUST_FROM_THE_FALL, 0.15, 5e-4),
         ),
     },
-    # Not run yet. At 20 % and below, the best of the above leave the net far from fitting the labels that are right.
+    # At 20 % and below, the best of the above leave the net far from fitting the labels that are right.
     0.2: {
         "logistic": (
             (Loss("logistic"), 0.05, 1e-4),  # Hardt and Ma's own
@@ -68,7 +68,7 @@ SEARCHED: dict[float, dict[str, tuple[tuple[Loss, float, float], ...]]] = {
         ),
     },
 }
-# The levels that use what was found at one, the most telling first.
+# By the level of the search: the levels that use what it found, the most telling first.
 USED_AT = {0.2: (0.2, 0.0, 0.1), 0.4: (0.3, 0.4, 0.5)}
 HELD_OUT = 5_000
 MORE_SEEDS = {0.4: (1,)}
@@ -142,7 +142,7 @@ def lines(rows: list[Row]) -> list[list[str]]:
         settings: dict[str, list[Row]] = {}
         for row in rows:
             if row["loss"] == name:
-                settings.setdefault(setting_in_words(row), []).append(row)
+                settings.setdefault(in_words(setting_of(row)), []).append(row)
         for setting, runs in settings.items():
             for column, moment in reversed(MOMENTS.items()):
                 values = ([row[column] for row in runs if row["noise"] == level] for level in LEVELS)
@@ -151,8 +151,30 @@ def lines(rows: list[Row]) -> list[list[str]]:
     return table_lines
 
 
-def setting_in_words(row: Row) -> str:
-    return f"{Loss.of(row)}, rate {row['learning_rate']:g}, decay {row['weight_decay']:g}"
+def in_words(setting: Setting) -> str:
+    return f"{protocols.in_words(setting.loss)}, rate {setting.rate:g}, decay {setting.weight_decay:g}"
+
+
+def notes(tried: list[Row], rest: list[Row]) -> str:
+    """Say which settings the recipe uses at which levels, and whether rows are missing."""
+    sentences, wanted = [], set()
+    for searched, levels in sorted(USED_AT.items()):
+        *others, last = (f"{level:.0%}" for level in sorted(levels))
+        here = [row for row in tried if row["noise"] == searched]
+        if len(here) < sum(map(len, SEARCHED[searched].values())):
+            sentences.append(
+                f"The search at {searched:.0%} noise, for {', '.join(others)} and {last}, is not finished."
+            )
+            continue
+        found = [in_words(setting) for setting in winners(here)]
+        wanted |= {(setting, level) for setting in found for level in levels}
+        sentences.append(f"Found at {searched:.0%} noise, for {', '.join(others)} and {last}: {'; '.join(found)}.")
+    done = {(in_words(setting_of(row)), row["noise"]) for row in rest}
+    if done - wanted:
+        sentences.append("Other cells are earlier runs.")
+    if wanted - done:
+        sentences.append("Some cells have not been run yet.")
+    return "\n".join(sentences)
 
 
 def markdown(rows: list[Row]) -> str:
@@ -169,13 +191,13 @@ def markdown(rows: list[Row]) -> str:
         for row in tried if row["noise"] == level
     ]  # fmt: skip
     accuracies = ["noisy labels, chosen epoch", "chosen epoch", "last epoch"]
-    cells = {(row["loss"], row["noise"]) for row in rest}
-    missing = "" if len(cells) == len(names) * len(LEVELS) else "\nSome cells have not been run yet.\n"
     first, stairs = rows[0], " and ".join(f"{stair:.0%}" for stair in rows[0]["stairs"])
     return f"""# {title()}
 
 {grid(head(), lines(rest), ["---", *["---:"] * len(LEVELS)])}
-{missing}
+
+{notes(tried, rest)}
+
 {first["epochs"]} epochs in batches of {first["batch_size"]}, momentum {first["momentum"]:g}; the rate falls to a tenth
 after {stairs} of the run. The paper trains for 50,000 steps. Accuracy is measured every {first["measure_every"]}
 epochs; the chosen epoch is the best of them on the noisy labels of {first["held_out"]:,} images, which are held out.
