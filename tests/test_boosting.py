@@ -479,7 +479,7 @@ def test_a_loaded_model_keeps_the_objective_that_it_was_given(y, classes, tmp_pa
 def test_a_file_of_the_native_interface_gives_classes(y, classes, tmp_path):
     """XGBoost's own classifier would cut its raw scores at 0.5, or its class numbers."""
     objective = xgboost_objective(0.8, 1.4, classes)
-    options = {"base_score": 0} | ({"num_class": classes} if classes > 2 else {})
+    options = {"base_score": 0, "eta": 0.05} | ({"num_class": classes} if classes > 2 else {})
     xgb.train(options, xgb.DMatrix(X, y), 3, obj=objective).save_model(tmp_path / "model.json")
     model = boosting.XGBClassifier(objective=objective)
     model.load_model(tmp_path / "model.json")

@@ -159,7 +159,8 @@ def test_backend(backend):
     assert len(used) == 4
     assert not warned_in_sync
     if backend == "jax":
-        assert len(warned) == 2  # in each epoch
+        assert error(used, [1, 1, 1.2, 1.2]) <= 1e-7  # what the first batch of an epoch sets is taken
+        assert len(warned) == 2
         assert "call self.model.jax_state_sync() first" in warned[0]
     else:
         assert used == used_in_sync

@@ -147,7 +147,7 @@ def test_bad_batches_leave_the_model_alone():
         model.partial_fit(X, y)
     with pytest.raises(ValueError, match=r"y must hold only the classes \['a', 'b'\], got \['c'\]"):
         model.partial_fit(X, y, classes=["a", "b"])
-    for classes in ([CLASSES], 3, [0.0, 1.0, np.nan]):
+    for classes in ([CLASSES], 3, [0.0, 1.0, np.nan], ["a", None], ["a", np.nan]):
         with pytest.raises(ValueError, match="classes must be a list of labels, none of them missing"):
             model.partial_fit(X, y, classes=classes)
     assert not hasattr(model, "classes_")

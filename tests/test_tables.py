@@ -1,6 +1,5 @@
 """Tables of one's own, CSV and Parquet: what is read from them, and one line for whatever is wrong."""
 
-import json
 import re
 import struct
 import sys
@@ -207,20 +206,19 @@ def test_a_parquet_file_of_something_else_gets_one_line(values, message, tmp_pat
     assert one_line(error)
 
 
-@pytest.mark.parametrize("name", [None, "row"])
-def test_the_row_labels_of_pandas_are_no_feature(name, tmp_path):
+def test_the_row_labels_of_pandas_are_no_feature(tmp_path):
     """Where rows are sorted by class, they tell it, and pandas' reader does not show them as a column."""
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     rows = [i for i in range(40) if i % 3]
-    stored = name or "__index_level_0__"
-    table = pyarrow.table({"a": [i % 7 for i in rows], "kind": [i // 20 for i in rows], stored: rows})
-    # What pandas 3.1 writes, but for the columns' types.
-    table = table.replace_schema_metadata({"pandas": json.dumps({"index_columns": [stored], "columns": []})})
-    parquet.write_table(table, tmp_path / "t.parquet")
+    columns = {"a": [i % 7 for i in rows], "kind": [i // 20 for i in rows], "__index_level_0__": rows}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
     found = sources.read_table(tmp_path / "t.parquet", "kind")
     assert found.columns == ["a"]
-    assert found.features[:, 0].tolist() == [i % 7 for i in rows]
-    assert found.labels.tolist() == [i // 20 for i in rows]
+    assert found.features[:, 0].tolist() == columns["a"]
+    assert found.labels.tolist() == columns["kind"]
+    parquet.write_table(pyarrow.table({"": rows, **columns}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="column 1 has no name"):
+        sources.read_table(tmp_path / "t.parquet", "kind")
 
 
 def test_a_missing_table_gets_one_line(tmp_path):

@@ -197,6 +197,10 @@ def test_invalid_temperatures_give_nan_where_they_cannot_be_looked_at():
     t1, t2, valid = (torch.tensor(column) for column in zip(*pairs, strict=True))
     losses = torch.func.vmap(lambda *t: bi_tempered_logistic_loss(LOGITS, TARGET, *t))(t1, t2)
     assert losses.isnan().tolist() == (~valid).tolist()
+    slopes = torch.func.vmap(torch.func.grad(lambda t: bi_tempered_logistic_loss(LOGITS + SOFT, TARGET, t, 1.2)))(
+        t1[:2]
+    )
+    assert slopes.isnan().tolist() == [False, True]
     sums = torch.func.vmap(lambda t: tempered_softmax(LOGITS, t).sum())(torch.tensor([1.2, -1.0, math.inf]))
     assert sums.isnan().tolist() == [False, True, True]
 

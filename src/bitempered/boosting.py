@@ -335,12 +335,11 @@ def _xgboost_classifier() -> Any:
 
         @wraps(base.predict)
         def predict(self, *args: Any, **kwargs: Any) -> Any:
-            given = inspect.signature(base.predict).bind(self, *args, **kwargs).arguments
-            if not isinstance(self.objective, _Objective) or given.pop("output_margin", False):
+            if not isinstance(self.objective, _Objective) or kwargs.get("output_margin"):
                 return super().predict(*args, **kwargs)
             # For a file of the native interface XGBoost would take scores for probabilities, or classes for scores.
-            options = {name: value for name, value in given.items() if name not in ("self", "X")}
-            return self.predict_proba(given["X"], **options).argmax(axis=1)
+            scores = super().predict(*args, **{**kwargs, "output_margin": True})
+            return scores.argmax(axis=1) if scores.ndim == 2 else (scores > 0).astype(int)
 
         @wraps(base.predict_proba)
         def predict_proba(self, *args: Any, **kwargs: Any) -> Any:

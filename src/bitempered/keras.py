@@ -137,13 +137,14 @@ class _Loss(keras.losses.Loss):
         before, self._numbers[name] = self._numbers[name], check_temperature(value, name)  # the two together when used
         if self._metric is not None:
             variable = getattr(self._metric, name)
-            if _is_elsewhere(variable):
+            if not _is_elsewhere(variable):
+                variable.assign(value)
+            elif before != value:
                 warnings.warn(
-                    f"Keras will lose this {name}, since on JAX it keeps variables elsewhere within an epoch: call"
+                    f"Keras does not take this {name}, since on JAX it keeps variables elsewhere within an epoch: call"
                     " self.model.jax_state_sync() first, or set temperatures between epochs",
                     stacklevel=3,
                 )
-            variable.assign(value)
         elif self._traced and before != value:
             warnings.warn(
                 f"a step that Keras has compiled keeps the old {name}: to change temperatures while a model trains,"
@@ -398,7 +399,7 @@ def _mask(y_pred: Tensor) -> Tensor | None:
 
 
 def _is_elsewhere(variable: Any) -> bool:
-    """Whether Keras has emptied a variable, as it does on JAX within an epoch, and will overwrite it at the end."""
+    """Whether Keras has emptied a variable, as it does on JAX within an epoch, at whose end it will overwrite it."""
     try:
         return variable.value is None
     except TypeError:  # it then looks for an initializer, and there is none any more

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import math
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable
@@ -249,6 +250,12 @@ def read_table(path: Path, label_column: str, like: TableRows | None = None) -> 
         raise DataError(
             f"{path} has no column {label_column!r}; choose from: {first_names(columns)} (with --label-column){alone}"
         )
+    for place, name in enumerate(columns, start=1):
+        if not name.strip():
+            raise DataError(
+                f"{path}: column {place} has no name. If it numbers the rows, as pandas' index does, leave it out "
+                "(index=False). If the lines end in a comma, remove it. Else name the column"
+            )
     given = columns.pop(label_column)
     if not columns or not given:
         raise DataError(f"{path} must have rows, and a column other than the label {label_column!r}")
@@ -362,11 +369,6 @@ def read_csv(path: Path) -> dict[str, list[Any]]:
         raise DataError(f"cannot read {path}: {error}") from error
     except ValueError as error:
         raise DataError(f"{path} is empty: expected a line of column names, then rows") from error
-    if "" in header:
-        raise DataError(
-            f"{path}: column {header.index('') + 1} has no name. If it numbers the rows, as pandas' index does, leave "
-            "it out (index=False); else name it"
-        )
     if len(set(header)) < len(header):
         raise DataError(f"{path} names a column twice: {first_names(header)}")
     for row, line in enumerate(rows, start=1):
@@ -385,14 +387,11 @@ def read_parquet(path: Path) -> dict[str, list[Any]]:
             size = parquet.read_metadata(path)
             if size.num_rows * size.num_columns > VALUES:  # a few bytes can encode any number of equal values
                 raise ValueError(f"it holds {size.num_rows} rows of {size.num_columns} columns, more than can be used")
-        table = parquet.read_table(path)
-        # Row labels, which pandas' reader would not return as columns: in rows that are sorted they tell the class.
-        index = [
-            name for name in (table.schema.pandas_metadata or {}).get("index_columns", ()) if isinstance(name, str)
-        ]
-        return table.drop_columns([name for name in index if name in table.column_names]).to_pydict()
+        columns: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
     except Exception as error:  # text that is not UTF-8, dates that Python does not have: nearly anything
         raise DataError(f"cannot read {path}: {str(error) or type(error).__name__}") from error
+    # Without the row labels of pandas, which its reader does not show: where rows are sorted, they tell the class.
+    return {name: values for name, values in columns.items() if not re.fullmatch(r"__index_level_\d+__", name)}
 
 
 def first_names(names: Iterable[str], count: int = 20) -> str:

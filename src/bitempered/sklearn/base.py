@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any
@@ -134,10 +134,10 @@ def all_logits(logits: Array) -> Array:
 
 def all_classes(given: Any) -> Array:
     """Return the classes that `partial_fit` was given, sorted."""
-    classes = np.asarray(list(given) if isinstance(given, set | frozenset) else given)
-    if classes.ndim != 1 or (classes.dtype.kind == "f" and np.isnan(classes).any()):
+    labels = given if isinstance(given, np.ndarray) else list(given) if isinstance(given, Iterable) else None
+    if labels is None or np.ndim(labels) != 1 or any(label is None or label != label for label in labels):
         raise ValueError(f"classes must be a list of labels, none of them missing, got {given!r}")
-    return np.unique(classes)
+    return np.unique(labels)
 
 
 def check_weights(weight: Array, name: str) -> None:

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -136,7 +135,8 @@ class BiTemperedMLPClassifier(TemperedClassifier):
             leg = self._default(steps=math.ceil(len(labels) / self.batch_size))
             pairs = self._temperatures(self.schedule if leg is None else leg)
             settled = max((epoch for epoch in range(1, len(pairs)) if pairs[epoch] != pairs[epoch - 1]), default=0)
-            if leg is not None and pairs[-1] != leg.end:
+            unfinished = leg is not None and pairs[-1] != leg.end
+            if unfinished:
                 settled = len(pairs)
             rng = check_random_state(self.random_state)
             chosen = np.arange(len(labels))
@@ -198,7 +198,7 @@ class BiTemperedMLPClassifier(TemperedClassifier):
             self._fitted_at(*kept)
             if waited < self.n_iter_no_change:
                 message = f"training stopped at max_iter = {self.max_iter} epochs before it converged"
-                if leg is not None and pairs[-1] != leg.end:
+                if leg is not None and unfinished:
                     last, end = (f"({t1:g}, {t2:g})" for t1, t2 in (pairs[-1], leg.end))
                     message += (
                         f", at temperatures {last} of the default schedule, which ends at {end}: raise max_iter, lower"
@@ -235,9 +235,13 @@ class BiTemperedMLPClassifier(TemperedClassifier):
     @staticmethod
     def _pair(schedule: Any, epoch: int) -> tuple[float, float]:
         pair = schedule(epoch)
-        if not isinstance(pair, Sequence | np.ndarray) or len(pair) != 2:
-            raise TypeError(f"schedule must return a pair of temperatures (t1, t2), got {pair!r} for epoch {epoch}")
-        return check_temperatures(*pair)
+        try:
+            t1, t2 = pair
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"schedule must return a pair of temperatures (t1, t2), got {pair!r} for epoch {epoch}"
+            ) from None
+        return check_temperatures(t1, t2)
 
     def _logits(self, X: Any) -> Array:
         check_is_fitted(self)

@@ -164,8 +164,8 @@ def temperatures_per_example(
     t2 = _as_temperature(t2, "t2", logits, shape) if isinstance(t2, Tensor) else check_temperature(t2, "t2")
     check_temperature_values(t1, t2)
     if _is_unreadable(t1) or _is_unreadable(t2):
-        valid = _are_temperatures(t1, t2)
-        t1, t2 = (t.where(valid, torch.nan) if isinstance(t, Tensor) else t for t in (t1, t2))
+        nan = _nan_unless(_are_temperatures(t1, t2), like=logits)
+        t1, t2 = (t + nan if isinstance(t, Tensor) else t for t in (t1, t2))
     return t1.expand(shape) if isinstance(t1, Tensor) else t1, t2.expand(shape) if isinstance(t2, Tensor) else t2
 
 
@@ -175,14 +175,12 @@ def temperature_per_example(t: Temperature, logits: Tensor, shape: torch.Size) -
     if not isinstance(t, Tensor):
         return check_temperature(t, "t")
     tensor = _as_temperature(t, "t", logits, shape)
-    _check_values(
-        tensor,
-        lambda: (tensor >= 0) & (tensor < torch.inf),
-        lambda: ValueError(f"t must be finite and >= 0, got {_values(tensor)}"),
-    )
-    if _is_unreadable(tensor):
-        tensor = tensor.where((tensor >= 0) & (tensor < torch.inf), torch.nan)
-    return tensor.expand(shape)
+
+    def valid() -> Tensor:
+        return (tensor >= 0) & (tensor < torch.inf)
+
+    _check_values(tensor, valid, lambda: ValueError(f"t must be finite and >= 0, got {_values(tensor)}"))
+    return (tensor + _nan_unless(valid(), like=logits) if _is_unreadable(tensor) else tensor).expand(shape)
 
 
 def number_if_known(t: Temperature) -> Temperature:
@@ -234,6 +232,11 @@ def _are_temperatures(t1: Temperature, t2: Temperature) -> Tensor:
 def _is_unreadable(t: Temperature) -> bool:
     """Whether values cannot be checked here. Invalid ones must then give NaN, not a plausible loss."""
     return isinstance(t, Tensor) and (torch.compiler.is_compiling() or hooks.is_wrapped(t))
+
+
+def _nan_unless(valid: Tensor, like: Tensor) -> Tensor:
+    """What to add to temperatures: 0, or NaN, which their gradients then are as well."""
+    return torch.where(valid, 0.0, torch.nan).to(compute_dtype(like.dtype))
 
 
 def check_rescale(rescale: bool, classes: int, t2: Temperature) -> None:
