@@ -30,6 +30,15 @@ def exact(what, logits, t, dim=1):
 
 
 @pytest.mark.parametrize("what", FUNCTIONS)
+@pytest.mark.parametrize("t", [0.0, 0.5, 0.75])
+@pytest.mark.parametrize("beyond", [1e-40, 3e-39, 1e-38])
+def test_gradients_are_finite_a_hair_inside_a_support(what, t, beyond):
+    """The second logit's distance from the edge is so small that one over it is infinite in float32."""
+    _, gradient = run(what, torch.tensor([[1 / (1 - t), beyond, -50.0]]), t)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("what", FUNCTIONS)
 @pytest.mark.parametrize("t", TEMPERATURES)
 def test_values_and_gradients(what, t):
     for (rows, classes), std in itertools.product([(17, 5), (9, 600)], (0.1, 3.0, 50.0)):

@@ -78,7 +78,7 @@ INLINE void softmax_backward(const Softmax *job, Rows *rows, const int KIND) {
             vf s_e = {0}, s_v = {0};
             for (int64_t j = start; j < least(start + CHUNK, rows->at.length); j++) {
                 Ratios of = ratios(rows, j, &c, KIND);
-                vi kept = KIND < 0 ? of.w > 0.0f : rows->u[j] == rows->u[j];
+                vi kept = KIND < 0 ? of.w > 2e-38f : rows->u[j] == rows->u[j];  // d is infinite below
                 vf over_w = keep(kept, of.d), e = keep(of.in, exp2_v(of.y)) * over_w;
                 vf v = keep(kept, rows->v[j] * decay * (logs ? over_w : e * p_top));
                 v = partition ? all(0) : v;
