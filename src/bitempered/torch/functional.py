@@ -114,8 +114,8 @@ def tempered_softmax(logits: Tensor, t: Temperature, dim: int = -1) -> Tensor:
     """exp_t(logits - lambda_t(logits)): the probabilities of a model trained with temperature t2 = t.
 
     Softmax at t = 1; a heavier tail for t > 1; sparse for t < 1 (sparsemax at t = 0). Logits of -inf get probability 0,
-    as do those whose distance from the largest overflows the dtype. Exactly at the edge of a support the derivative for
-    t = 0 is the one from outside; the losses take the one from inside.
+    and those whose distance from the largest overflows the dtype may. Exactly at the edge of a support the derivative
+    for t = 0 is the one from outside; the losses take the one from inside.
 
     Args:
         logits: any shape.

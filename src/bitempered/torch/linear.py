@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitempered import kernels
-from bitempered.checks import check_number
+from bitempered.checks import check_number, expected_target
 from bitempered.kernels import hooks
 from bitempered.kernels.implementations import implementation
 from bitempered.kernels.options import LossOptions
@@ -140,12 +140,10 @@ def _prepare(
     _check_softcap(softcap)
     _check_layer(hidden, weight, bias, least=0 if shard else 1)
     rows = hidden.shape[:-1]
-    if not isinstance(target, Tensor) or target.shape not in (rows, (*rows, len(weight))):
-        given = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
-        raise ValueError(
-            f"target must be class indices of shape {tuple(rows)} or class probabilities of shape"
-            f" {(*rows, len(weight))}, got {given}"
-        )
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
+    if target.shape != ((*rows, len(weight)) if target.is_floating_point() else rows):
+        raise ValueError(expected_target(rows, (*rows, len(weight)), target.dtype, target.shape))
     if target.requires_grad:
         raise RuntimeError("target cannot require a gradient here; detach it, or use bi_tempered_logistic_loss")
     if torch.is_autocast_enabled(hidden.device.type) and hidden.dtype != torch.float64:  # which it leaves alone
