@@ -485,7 +485,7 @@ def test_a_file_of_the_native_interface_gives_classes(y, classes, tmp_path):
     model.load_model(tmp_path / "model.json")
     np.testing.assert_array_equal(model.predict(X), model.predict_proba(X).argmax(axis=1))
     assert set(model.predict(X)) == set(range(classes))
-    assert model.score(X, y) > 0.95
+    assert model.score(X, y) > 0.9
 
 
 def test_lightgbm_names_its_classes():

@@ -129,6 +129,7 @@ def test_network_learns_small_data_before_its_default_schedule_moves():
     assert model.t1_ < 1
 
 
+@pytest.mark.filterwarnings("ignore:the fit at temperatures:sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize(("rows", "max_iter", "last"), [(200, 200, "(1, 1)"), (600, 60, "(1, 1)"), (600, 80, "(0.5")])
 def test_network_says_if_its_default_schedule_does_not_end(rows, max_iter, last):
     X, y = problem(4)

@@ -197,6 +197,8 @@ def test_invalid_temperatures_give_nan_where_they_cannot_be_looked_at():
     t1, t2, valid = (torch.tensor(column) for column in zip(*pairs, strict=True))
     losses = torch.func.vmap(lambda *t: bi_tempered_logistic_loss(LOGITS, TARGET, *t))(t1, t2)
     assert losses.isnan().tolist() == (~valid).tolist()
+    binary = torch.func.vmap(lambda *t: bi_tempered_binary_logistic_loss(LOGITS, SOFT, *t))(t1, t2)
+    assert binary.isnan().tolist() == (~valid).tolist()
     slopes = torch.func.vmap(torch.func.grad(lambda t: bi_tempered_logistic_loss(LOGITS + SOFT, TARGET, t, 1.2)))(
         t1[:2]
     )

@@ -1,6 +1,6 @@
 """Many classes: 2,000 of them, 40 % of the training labels wrong, and the loss fused with the last layer.
 
-So many classes are learnt slowly: the temperatures of the default schedule, but moved later, are a bit better.
+So many classes are learnt slowly: the temperatures are those of the default schedule, but they move later.
 python examples/gallery/many_classes.py figure.png        (pip install torch matplotlib)
 """
 
